@@ -8,6 +8,9 @@ of its threads, because threads that went on alone would wait for the others. It
 engine for tiles may still write to its memory. (Warps that run separate code return when the lane is poisoned, and
 their worker stores nothing any more.) The wait poisons the ranks of its node. Ranks of other nodes, whose entries in
 the table are negative, have their own bounds.
+
+%began and %entered are set before the first poll: where a path leaves a register undefined, ptxas merges it with
+another one, and on an H200 the time of the first look was lost that way.
 """
 
 import triton
@@ -38,6 +41,8 @@ def polling(bits, scope, lanes, fence, pair=False, ends=True):
         .reg .pred %p, %over, %late; .reg .b32 %n, %polls; .reg .s{bits} %word;
         .reg .b64 %v, %limit, %why, %what, %due, %seen, %ranks, %rank, %at, %now, %began, %entered;
         mov.u32 %polls, 0;
+        mov.u64 %began, 0;
+        mov.u64 %entered, 0;
         setp.ne.u32 %over, %polls, 0;
         {leader}
     POLL_${{:uid}}:
