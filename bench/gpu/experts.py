@@ -84,8 +84,9 @@ def judged(made: list[torch.Tensor], wanted: list[torch.Tensor]) -> dict[str, An
 def replayed(place: Place, tokens: int, width: int) -> dict[str, Any]:
     """What is wrong of a graph that is captured with one routing and replayed with another."""
     given, other = (operands(place, tokens, width, seed) for seed in (2, 3))
+    tensors = (given[n] for n in ("x", "topk_idx", "topk_weights", "gate_up", "down"))
     with torch.no_grad():
-        _call(given)
+        ops.prepare(ops.mixture_of_experts, *tensors, group=dist.group.WORLD)
         place.settle()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -79,8 +79,9 @@ def gpu() -> Place:
 
 
 def _capture(group: Any) -> AbstractContextManager[Any]:
-    graph = torch.cuda.CUDAGraph()
-    return _Entered(torch.cuda.graph(graph, stream=torch.cuda.current_stream()), graph)
+    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    own = current if current != torch.cuda.default_stream() else None  # torch captures the default one on another
+    return _Entered(torch.cuda.graph(graph, stream=own), graph)
 
 
 class _Entered(AbstractContextManager[Any]):

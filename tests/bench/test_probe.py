@@ -68,11 +68,13 @@ def test_a_card_that_lacks_something(lacks: dict[str, Any], forms: set[str], tmp
 
 
 def test_a_host_that_is_held_up_is_a_finding(tmp_path: Path) -> None:
+    """CUDA is known to load kernels late."""
     _, found = asked(tmp_path, CardModel(loading_blocks=True))
-    assert [r["what"].split(": ")[-1] for r in found if r["ok"] is False] == [
-        "the first use of a kernel of torch", "a copy of rows that lie apart",
-        "the first launch of a kernel that spills",
-    ]  # fmt: skip
+    held = {r["what"].split(": ")[-1]: r["ok"] for r in found if r["error"] == "it waited for the kernel"}
+    assert held == {
+        "the first use of a kernel of torch": None, "a copy of rows that lie apart": False,
+        "the first launch of a kernel that spills": False,
+    }  # fmt: skip
 
 
 def test_a_probe_that_fails_takes_back_what_was_known(tmp_path: Path) -> None:

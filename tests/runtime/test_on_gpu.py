@@ -44,7 +44,7 @@ def few(schedule: str) -> tk.Schedule:
 @pytest.mark.parametrize("world", [1, 2, 4, 8])
 @pytest.mark.parametrize("schedule", ["push", "pull", "multicast", "engine"])
 def test_results(world: int, schedule: str) -> None:
-    ranks = VirtualWorld(world, heap_bytes=8 << 20, enter_timeout=20.0, stuck_timeout=5.0)
+    ranks = VirtualWorld(world, heap_bytes=8 << 20, signal_bytes=1 << 16, enter_timeout=20.0, stuck_timeout=5.0)
     sets = [OnGpu(world, parts=PARTS[world], seed=s) for s in range(4)]
 
     def body(group: CudaGroup) -> list[torch.Tensor]:
@@ -55,7 +55,7 @@ def test_results(world: int, schedule: str) -> None:
 
 
 def test_a_graph_and_what_may_not_be_captured() -> None:
-    ranks, inputs, other = VirtualWorld(2, heap_bytes=8 << 20), OnGpu(2), OnGpu(2, seed=1)
+    ranks, inputs, other = VirtualWorld(2, heap_bytes=8 << 20, signal_bytes=1 << 16), OnGpu(2), OnGpu(2, seed=1)
 
     def body(group: CudaGroup) -> list[torch.Tensor]:
         x, weight = inputs.x[group.rank].clone(), inputs.weight[group.rank]
@@ -81,7 +81,8 @@ def test_a_graph_and_what_may_not_be_captured() -> None:
 
 
 def test_a_rank_that_does_not_call() -> None:
-    ranks, inputs = VirtualWorld(2, heap_bytes=8 << 20, enter_timeout=1.0, stuck_timeout=1.0), OnGpu(2)
+    bounds: dict[str, Any] = {"enter_timeout": 1.0, "stuck_timeout": 1.0}
+    ranks, inputs = VirtualWorld(2, heap_bytes=8 << 20, signal_bytes=1 << 16, **bounds), OnGpu(2)
     inputs.check(ranks.run(lambda group: inputs.call(group, few("push"))))
     with pytest.raises(NeverEnteredError, match="waits for rank 1 to go on, which has left run 0"):
         ranks.run(lambda group: inputs.call(group, few("push")) if group.rank == 0 else None)

@@ -31,6 +31,7 @@ from tilelink.errors import (
 )
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.programs.schedule_text import NamedSchedule
 from tilelink.runtime.cuda import virtual_world as module
 from tilelink.runtime.cuda.group import CudaGroup
 from tilelink.runtime.cuda.probed import Probed
@@ -208,6 +209,12 @@ def test_copies_beside_all_sms_are_for_a_probe_to_allow(answer: bool | None, wor
     device.probed = Probed({} if answer is None else {"copies_beside_all_sms": answer})
     inputs.check(virtual_world(1, device).run(lambda group: inputs.call(group, SMALL["engine"])))
     assert max(n for _, _, n in device.launched) == workers
+
+
+@pytest.mark.parametrize("schedule", ["push", "push,gather.count=2", NamedSchedule("push")], ids=str)
+def test_schedules_by_name_and_with_changes(schedule: Any) -> None:
+    inputs = Inputs(2)
+    inputs.check(virtual_world(2, StandIn()).run(lambda group: inputs.call(group, schedule)))
 
 
 @pytest.mark.parametrize(

@@ -209,8 +209,7 @@ class Program:
         if variant is not self:
             return variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, target=target, sizes=sizes)
         absent = self.absent(dtypes) if absent is None else absent
-        named = read_schedule(self, schedule, absent) if isinstance(schedule, str | None) else schedule
-        found = self.schedule(named.name, absent) if isinstance(named, NamedSchedule) else named
+        named, found = self._read(schedule, absent)
         made = fitted(found, self.bind(found, dtypes, absent), world, sizes)
         if target is not None and target.backend:
             made = in_registers(made, self.bind(made, dtypes, absent))
@@ -218,6 +217,16 @@ class Program:
             made = named.changed(made)
             made.site = Site(f"schedule={str(named)!r}", 0)
         return made
+
+    def unchanged(self, schedule: Schedule | NamedSchedule | str | None, absent: frozenset[str]) -> Schedule:
+        """The schedule as it stands beside the program, without changes of its fields and not fitted."""
+        return self._read(schedule, absent)[1]
+
+    def _read(
+        self, schedule: Schedule | NamedSchedule | str | None, absent: frozenset[str]
+    ) -> tuple[Schedule | NamedSchedule, Schedule]:
+        named = read_schedule(self, schedule, absent) if isinstance(schedule, str | None) else schedule
+        return named, self.schedule(named.name, absent) if isinstance(named, NamedSchedule) else named
 
     def bound_at(
         self,

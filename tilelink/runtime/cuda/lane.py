@@ -51,7 +51,7 @@ class CudaLane(Lane):
         """Beside a copy engine a program leaves an SM free, unless a probe has shown that none is needed: a copy inside
         one device may take one, and the workers that wait for it would not let it begin."""
         call = arguments.call
-        resources = call.program.schedule(call.schedule, arguments.absent).values()
+        resources = call.program.unchanged(call.schedule, arguments.absent).values()
         engines = any(isinstance(r, CopyEngine) for r in resources)
         free = engines and not self.device.probed.allows("copies_beside_all_sms")
         return super().prepare_anew(arguments, sms - free)
