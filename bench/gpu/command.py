@@ -21,22 +21,22 @@ from tilelink.errors import DeviceError
 
 Step = tuple[float, Callable[[Place, Report], None]]
 STEPS: dict[str, Step] = {
-    "probe": (90, probe.probe),
-    "first": (40, right.first),
-    "machine": (35, machine.machine),
-    "results": (100, right.results),
-    "sums": (100, right.sums),
-    "others": (120, others.others),
-    "experts": (40, experts.experts),
-    "vain": (35, vain.vain),
-    "graphs": (35, right.graphs),
-    "speed": (90, speed.speed),
-    "one_card": (110, one_card.one_card),
-    "loopback": (90, one_card.loopback),
+    "probe": (55, probe.probe),
+    "first": (25, right.first),
+    "machine": (20, machine.machine),
+    "results": (80, right.results),
+    "sums": (75, right.sums),
+    "others": (110, others.others),
+    "experts": (50, experts.experts),
+    "vain": (30, vain.vain),
+    "graphs": (40, right.graphs),
+    "speed": (35, speed.speed),
+    "one_card": (55, one_card.one_card),
+    "loopback": (65, one_card.loopback),
     "host": (20, host.host),
-    "kernels": (30, machine.kernels),
+    "kernels": (15, machine.kernels),
     "timelines": (20, timelines.timelines),
-    "description": (30, machine.description_of),
+    "description": (20, machine.description_of),
 }
 """Seconds that each step may take, with the start of its process, and what it does; the most telling first."""
 ALONE: dict[str, Step] = {"tiles": (240, tiles.tiles)}

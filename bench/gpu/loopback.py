@@ -80,6 +80,13 @@ class Prepared:
         for words, counts in self.signals:
             words.copy_(counts)
 
+    def checked(self) -> torch.Tensor:
+        """The result of a call whose kernels have ended, none of them in vain."""
+        self.before()
+        found = self.call()
+        self.group.synchronize()
+        return found
+
     def call(self) -> torch.Tensor:
         out: torch.Tensor = self.program(self.x, self.weight, schedule=self.schedule, group=self.group)
         return out
@@ -87,12 +94,13 @@ class Prepared:
     def _of_peers(self) -> Any:
         """Signals of this rank, and how often peers give them in a run."""
         record, events = self.script.record, self.script.record.prepared.events
+        words = record.prepared.lowered.target.signal_bytes // 4
         given = (events.op == NOTIFY) & (events.home == RANK) & (events.rank != RANK)
         names = [t.name for t in record.prepared.program.tensors]
         for name, at, cells in record.signals:
             mine = events.cell[given & (events.tensor == names.index(name))]
             counts = torch.from_numpy(np.bincount(mine, minlength=cells).astype(np.int32))
-            yield self.group.lane.memory(RANK, at, (cells,), torch.int32), counts.to(self.group.lane.place)
+            yield self.group.lane.memory(RANK, at, (cells, words), torch.int32)[:, 0], counts.to(self.group.lane.place)
 
     def _bring(self) -> None:
         """What peers have brought, and what can be fetched from them: their rows, or partial sums of zero."""

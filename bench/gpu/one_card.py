@@ -176,9 +176,7 @@ def over_the_link(
     weight = _numbers(place, n, k, 2).T
     group = LoopbackGroup(device, world, _heap(m, n, k, gathers, 1), 1 << 16, shared)
     given = Prepared(group, program, schedule, x, weight, peers)
-    given.before()
-    fused = given.call()
-    group.synchronize()
+    fused = given.checked()
     full = torch.cat([x, *[peers] * (world - 1)]) if gathers else x
     right = full[: len(fused)][_some(fused)].float() @ weight.float()
     rms = relative_rms([fused[_some(fused)].float().cpu()], [right.cpu()])
@@ -189,6 +187,7 @@ def over_the_link(
         (given.before, given.call), (_nothing, unfused), (_nothing, lambda: torch.matmul(full, weight))
     ]  # fmt: skip
     mine, other, gemm = timed(place, [(_of(before), _of(do)) for before, do in forms])
+    given.checked()
     found = {"rel_rms": rms, "clocks": place.clocks(unfused), **spread(mine), "baseline_us": spread(other)}
     found |= {"gemm_us": spread(gemm), "overlap_efficiency": None, "overlap": OVERLAP, "speedup": None}
     if place.on_gpu:
@@ -261,7 +260,7 @@ def _of(do: Do) -> Callable[[int], Any]:
 
 def _heap(m: int, n: int, k: int, gathers: bool, slots: int) -> int:
     """Bytes of a heap that holds what is gathered, or what is sent, in its slots."""
-    return slots * (2 * m * (k if gathers else 2 * n) + 2 * m * k + (8 << 20))
+    return slots * (2 * m * (k if gathers else 3 * n) + 2 * m * k + (8 << 20))
 
 
 def _numbers(place: Place, rows: int, cols: int, seed: int) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from bench.gpu.place import Place, gpu
@@ -10,40 +12,59 @@ from bench.gpu.right import compile_ahead
 from bench.gpu.speed import CUBLAS, against, gemm_inputs, without_waits
 from tilelink.kernels.matmul import matmul
 
-TILES = (
+Tile = tuple[str, int, int]
+Shape = tuple[int, int, int]
+TILES: tuple[Tile, ...] = (
     ("128x256x64", 3, 8), ("128x256x64", 4, 8), ("256x128x64", 3, 8), ("256x128x64", 4, 8),
-    ("128x128x64", 3, 4), ("128x128x64", 4, 4), ("128x128x64", 4, 8), ("128x128x128", 3, 8),
-    ("64x256x64", 4, 4), ("64x128x64", 4, 4),
+    ("128x128x64", 4, 4), ("128x128x64", 4, 8), ("128x128x128", 3, 8), ("64x256x64", 4, 4),
 )  # fmt: skip
 """Tile, stages and warps, the library's own first."""
+TILES_OF_FEW: tuple[Tile, ...] = (
+    ("64x64x64", 6, 4), ("64x64x128", 4, 4), ("64x128x64", 4, 4), ("64x32x128", 4, 4), ("128x64x64", 4, 4),
+    ("16x64x128", 4, 4),
+)  # fmt: skip
+"""For few rows."""
+ROWS = (1, 16, 64, 128, 512)
 
 
-def schedules(place: Place) -> list[str]:
+def schedules(tiles: tuple[Tile, ...]) -> list[str]:
     """The schedule of the GEMM with changes, as a call takes it by name."""
-    found = TILES if place.on_gpu else (("16x16x16", 2, 4), ("32x16x16", 3, 8))
-    return [f"gemm,multiply.tile={t},multiply.stages={stages},multiply.warps={warps}" for t, stages, warps in found]
+    return [f"gemm,multiply.tile={t},multiply.stages={stages},multiply.warps={warps}" for t, stages, warps in tiles]
+
+
+def cases(place: Place) -> Iterator[tuple[str, str, Shape]]:
+    """Layer, schedule and sizes: the smallest and the largest layer of each half of the paper's MLPs in every tile; the
+    smallest and the largest gate with few rows."""
+    if not place.on_gpu:
+        yield from (("tiny", s, (64, 32, 32)) for s in schedules((("16x16x16", 2, 4), ("32x16x16", 3, 8))))
+        return
+    for half in (", gate", ", down"):
+        layers = sorted((n for n in place.gemms if n.endswith(half)), key=lambda n: _operations(place.gemms[n]))
+        for name in (layers[0], layers[-1]):
+            yield from ((name, s, place.gemms[name]) for s in schedules(TILES))
+            _, n, k = place.gemms[name]
+            few = ROWS if half == ", gate" else ()
+            yield from ((name, s, (m, n, k)) for m in few for s in schedules(TILES_OF_FEW))
 
 
 def tiles(place: Place, report: Report) -> None:
-    """The largest layers of the paper's MLPs, one of each half, in every tile, in turns with cuBLAS."""
-    halves = {name.partition(", ")[2]: name for name in sorted(place.gemms, key=lambda n: _size(place, n))}
-    compile_ahead(place, report, prepare, [(s,) for s in schedules(place)])
-    for name in halves.values():
-        m, n, k = place.gemms[name]
-        sets = gemm_inputs(place, m, n, k)
+    """Every case, in turns with cuBLAS."""
+    made = list(cases(place))
+    compile_ahead(place, report, prepare, [(schedule, shape) for _, schedule, shape in made])
+    for name, schedule, (m, n, k) in made:
         about = {"op": "matmul", "dtype": "bfloat16", "world": 1, "layer": name, "form": place.form}
-        for schedule in schedules(place):
-            with report.case("GEMM", schedule=schedule, shape=f"M={m},N={n},K={k}", baseline=CUBLAS, **about) as found:
-                found |= against(place, sets, without_waits(place, sets, schedule))
+        with report.case("GEMM", schedule=schedule, shape=f"M={m},N={n},K={k}", baseline=CUBLAS, **about) as found:
+            sets = gemm_inputs(place, m, n, k)
+            found |= against(place, sets, without_waits(place, sets, schedule))
 
 
-def _size(place: Place, name: str) -> int:
-    m, n, k = place.gemms[name]
+def _operations(shape: Shape) -> int:
+    m, n, k = shape
     return m * n * k
 
 
-def prepare(schedule: str) -> None:
+def prepare(schedule: str, shape: Shape) -> None:
     """Compiles a schedule on the GPU."""
-    place = gpu()
-    x, weight = (torch.empty(s, dtype=torch.bfloat16, device=place.place) for s in ((512, 512), (512, 512)))
+    place, (m, n, k) = gpu(), shape
+    x, weight = (torch.empty(s, dtype=torch.bfloat16, device=place.place) for s in ((m, k), (n, k)))
     place.world(1).run(lambda group: matmul.prepare(x, weight.T, schedule=schedule, group=group))
