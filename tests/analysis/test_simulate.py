@@ -434,7 +434,7 @@ def test_sms_without_a_tile_are_named() -> None:
         few.verdict
     )
     turns = products(64 * 133, 64, 64, on)
-    assert "133 tiles take 2 turns of 132 workers, of which 131 have no tile in the last." in turns.verdict
+    assert "133 tiles take 2 turns of 132 workers; in the last, 131 have no tile." in turns.verdict
     assert "no tile" not in products(64 * 132, 64, 64, on).verdict
     counted = matmul.simulate("gemm,multiply.count=66", machine=on, world=1, M=8192, N=4096, K=64)
     assert "66 of the 132 SMs of a rank have no tile: the schedule gives them to no role." in counted.verdict

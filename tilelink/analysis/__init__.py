@@ -1,1 +1,1 @@
-"""What is derived from a tile program: its events, timelines, drawings."""
+"""Analyses of tile programs: events, checks, simulations, timelines and drawings."""

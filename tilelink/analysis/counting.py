@@ -1,4 +1,4 @@
-"""How often signals come in a run, in numbers: what was derived, held against what the unrolled tiles do."""
+"""How often the signals of a run are notified: derived counts, and their comparison with the unrolled tiles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilelink.frontend.sizes import Sizes
 
 
 def expected_counts(signals: Signals, sizes: Sizes) -> np.ndarray:
-    """How often each cell of a tensor is notified in a run, as derived: (world, cells)."""
+    """The derived number of notifications of each cell of a tensor in a run: (world, cells)."""
     cells = int(evaluate(cell_count(signals), sizes.values))
     values: dict[str, Any] = {**sizes.values, RANK.name: np.arange(sizes.world)[:, None], CELL.name: np.arange(cells)}
     for name, e in position(signals):
@@ -33,12 +33,12 @@ def expected_counts(signals: Signals, sizes: Sizes) -> np.ndarray:
 
 
 TERMS = 1 << 22
-"""Terms of sums that are evaluated at a time, which bounds their memory."""
+"""The most terms of sums that are evaluated at once; this bounds their memory."""
 
 
 def _notifications(n: Notifier, values: dict[str, Any]) -> np.ndarray:
-    """What a notifier adds to cells for each tile in them: the sum is evaluated once for each combination of the ranks,
-    parts and entries that it depends on, and each cell takes that of its own."""
+    """How often a notifier notifies each cell, for one tile. The sum is evaluated once for each combination of its
+    ranks, parts and entries; each cell takes the result of its combination."""
     if not n.sums:
         return np.where(evaluate(n.condition, values), evaluate(n.times, values), 0)
     used = map(str, n.condition.free_symbols | n.times.free_symbols)
@@ -59,12 +59,12 @@ def _notifications(n: Notifier, values: dict[str, Any]) -> np.ndarray:
 
 
 def _combinations(lengths: list[int]) -> list[np.ndarray]:
-    """All combinations of numbers below these, in columns."""
+    """All combinations of numbers below these lengths, in columns."""
     return [k.reshape(-1) for k in np.indices(lengths)]
 
 
 def filled(signals: Signals, values: dict[str, Any]) -> Any:
-    """Whether there is anything in a cell, or it is one of those that shorter parts lack."""
+    """Whether each cell holds anything; the cells that a shorter part lacks do not."""
     values = dict(values)
     for name, e in position(signals):
         values[name] = evaluate(e, values)
@@ -72,8 +72,8 @@ def filled(signals: Signals, values: dict[str, Any]) -> Any:
 
 
 class Counts:
-    """What was derived of the signals of a run, by tensor, and kept: how often each cell is notified, and whether there
-    is anything in it; both (world, cells)."""
+    """The derived counts of the signals of a run, kept by tensor: how often each cell is notified, and whether it holds
+    anything; both (world, cells)."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
@@ -90,8 +90,8 @@ class Counts:
 
 
 def miscounted(events: Events, counts: Counts, roles: Container[str]) -> SignalCountError | None:
-    """The error where the derived counts are not those of the unrolled notifications: two ways to the same number. Of
-    signals that all are given by `roles`, those that are unrolled."""
+    """A SignalCountError if the derived counts differ from the unrolled notifications, else None. Signals that are also
+    notified by roles outside `roles` are not compared."""
     program = events.program
     for signals in program.signals:
         if any(n.role not in roles for n in signals.notifiers):
@@ -114,7 +114,7 @@ def miscounted(events: Events, counts: Counts, roles: Container[str]) -> SignalC
 
 
 def check_engine_signals(events: Events) -> None:
-    """Raises ScheduleError where a copy engine gives a signal that is given more than once: it can only write a 1."""
+    """Raises ScheduleError if a copy engine gives a signal that is given more than once: it can only write 1."""
     program = events.program
     given = np.flatnonzero(events.op == NOTIFY)
     _, signal, times = np.unique(events.words(given), return_inverse=True, return_counts=True)
@@ -134,6 +134,6 @@ def check_engine_signals(events: Events) -> None:
 
 
 def _cell(signals: Signals) -> str:
-    """The size of a cell, for a person."""
+    """The size of a cell, as text."""
     whole = {True: "a whole part", False: "the whole"}
     return " x ".join(f"{c.size or whole[c.cut]} along {c.dim}" for c in signals.grid)

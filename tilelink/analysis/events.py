@@ -20,7 +20,7 @@ OPS = ("read", "write", "notify", "wait", "dot")
 
 
 def word(tensor: np.ndarray, rank: np.ndarray, cell: np.ndarray) -> np.ndarray:
-    """A signal as one integer: of which tensor, on which rank, which cell."""
+    """Signals as integers, made of tensor, rank and cell."""
     return (tensor.astype(np.int64) << 16 | rank.astype(np.int64)) << 31 | cell.astype(np.int64)
 
 
@@ -28,17 +28,17 @@ def word(tensor: np.ndarray, rank: np.ndarray, cell: np.ndarray) -> np.ndarray:
 class Events:
     """Events in columns, in the order in which each worker does them.
 
-    `op` (an index of OPS), `rank`, `worker`, `role` and `tensor` (indices of the program's; -1: none), `tile` (its
-    number on the rank), `home` (whose memory; of a notify, who gets the signal), `lo` and `hi` (events x dimensions,
-    global coordinates; of an access to a buffer whose entries take turns, where the entry lies), `entry` (which entry
-    such an access is of, -1 else), `cell` and `expected` (of a signal, -1 else), `amount` (bytes of a read or write,
-    operations of a dot), `site` (index of `sites`), `picked` (an access to rows that integers pick, or say that
-    they are moved: to some of its region).
+    `op`: an index of OPS. `role`, `tensor`: indices of the program's (-1: none). `tile`: its number on the rank.
+    `home`: the rank whose memory is accessed, or which gets a notification. `lo`, `hi`: the region (events x
+    dimensions, global coordinates); in a tensor whose entries take turns, the buffer that holds the entry. `entry`: the
+    entry of such an access, else -1. `cell`, `expected`: of a signal, else -1. `amount`: bytes of a read or write,
+    operations of a dot. `site`: an index of `sites`. `picked`: whether integers pick the accessed rows, or say which
+    rows are moved: only some of the region.
 
-    `worker`: those of the kernel, an SM each, have the numbers from 0 to `kernel_workers - 1`. Behind them come the
-    agents of the copy engine, a stream for each peer: `kernel_workers + p` copies between its rank's memory and that of
-    rank p. A role on one stream has that of its own rank. An agent does its events one after the other, too, but on no
-    SM.
+    `worker`: the kernel's workers, an SM each, have the numbers from 0 to `kernel_workers - 1`. Behind them come the
+    agents of the copy engine, a stream for each peer: `kernel_workers + p` copies between its rank's memory and the
+    memory of rank p. A role on one stream uses the stream with its own rank's number. An agent, too, does its events
+    one after the other, but on no SM.
     """
 
     program: TileProgram
@@ -73,24 +73,24 @@ class Events:
 
     @property
     def title(self) -> str:
-        """The program, its sizes and its world, for a person."""
+        """The program, its sizes and its world, as text."""
         shape = ", ".join(f"{d}={n}" for d, n in self.sizes.dims)
         return f"{self.program.name} · {shape} · {self.sizes.world} ranks"
 
     @cached_property
     def heads(self) -> np.ndarray:
-        """The first event of each tile; those of a tile come one after the other."""
+        """The first event of each tile; the events of a tile come one after the other."""
         tiles = np.stack([self.rank, self.worker, self.role, self.tile])
         return np.flatnonzero(np.diff(tiles, prepend=-1).any(axis=0))
 
     @cached_property
     def tile_at(self) -> np.ndarray:
-        """Of each event, its tile, as an index of `heads`."""
+        """The tile of each event, as an index of `heads`."""
         return np.repeat(np.arange(len(self.heads)), np.diff(self.heads, append=len(self)))
 
     @cached_property
     def made(self) -> np.ndarray:
-        """Of each tile its first write, or its first event where it writes nothing."""
+        """The first write of each tile, or its first event if it writes nothing."""
         writes = np.flatnonzero(self.op == WRITE)[::-1]
         made = self.heads.copy()
         made[self.tile_at[writes]] = writes
@@ -107,7 +107,7 @@ class Events:
         return kernel_workers(self.program, self.allotment)
 
     def worker_name(self, worker: int) -> str:
-        """What a worker is called: "worker 3", or "engine to rank 1"."""
+        """The name of a worker: "worker 3", or "engine to rank 1"."""
         peer = worker - self.kernel_workers
         return f"worker {worker}" if peer < 0 else f"engine to rank {peer}"
 
@@ -117,17 +117,17 @@ class Events:
         return np.arange(begin, end)
 
     def of_tile(self, k: int, *ops: int) -> np.ndarray:
-        """Indices of the events of these kinds in the tile of an event, in order."""
+        """Indices of the events with these `ops` in the tile of event k, in order."""
         mine = self.of_worker(int(self.rank[k]), int(self.worker[k]))
         tile = (self.role[mine] == self.role[k]) & (self.tile[mine] == self.tile[k])
         return mine[tile & np.isin(self.op[mine], ops)]
 
     def meets(self, some: np.ndarray | int, k: int) -> np.ndarray:
-        """Whether the regions of events overlap that of one."""
+        """Whether the regions of events overlap the region of event k."""
         return ((self.lo[some] < self.hi[k]) & (self.lo[k] < self.hi[some])).all(axis=-1)
 
     def words(self, steps: np.ndarray) -> np.ndarray:
-        """The signals that waits and notifications are about, as integers. Who waits polls its own memory."""
+        """The signals of waits and notifications, as integers. A wait polls its own rank's memory."""
         holder = np.where(self.op[steps] == NOTIFY, self.home[steps], self.rank[steps])
         return word(self.tensor[steps], holder, self.cell[steps])
 
@@ -145,7 +145,7 @@ class Events:
         return {(v >> 32, v & 0xFFFFFFFF): (a, b) for v, a, b in bounds}
 
     def region(self, k: int) -> str:
-        """The region of an event, for a person."""
+        """The region of an event, as text."""
         tensor = self.program.tensors[self.tensor[k]]
         spans = [f"{d}[{a}:{b}]" for d, a, b in zip(tensor.dims, self.lo[k], self.hi[k], strict=False)]
         if self.entry[k] >= 0:

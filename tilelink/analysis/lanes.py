@@ -1,4 +1,4 @@
-"""The tiles of a role, all at once: a lane is a tile on one rank, and an integer of the program an array over lanes."""
+"""All tiles of a role at once. A lane is a tile on one rank; an integer of the program is an array over lanes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tilelink.frontend.workload import Allotment, Place
 
 @dataclass(frozen=True)
 class Refusal:
-    """What tiles would do and must not: the error, for the first of them, and what it is about."""
+    """Something that a tile must not do: the error for the first such tile, and what it is about."""
 
     error: TileLinkError
     tensor: str = ""
@@ -30,9 +30,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Unrolling:
-    """What all roles of an unrolling share. `counts`: how often each cell of a tensor is notified, and whether it holds
-    anything, both (world, cells). `ranks`: whose tiles are unrolled, and `sample`: how many of a role (None: all).
-    `refused`: by kind and line; `sites`: their numbers."""
+    """The state that all roles of an unrolling share. `counts`: how often each cell of a tensor is notified, and
+    whether it holds anything, both (world, cells). `ranks`: the ranks whose tiles are unrolled, and `sample`: how many
+    tiles of a role (None: all). `refused`: refusals by error, file and line. `sites`: the number of each source
+    line."""
 
     program: ir.TileProgram
     sizes: Sizes
@@ -48,15 +49,15 @@ class Unrolling:
 
 
 class PassedOver(Exception):
-    """A statement is refused for these lanes."""
+    """Raised by a statement that is refused for these lanes; it is then repeated without them."""
 
     def __init__(self, lanes: np.ndarray) -> None:
         self.lanes = lanes
 
 
 class Lanes:
-    """The lanes of a role: its tiles that exist. `values`: of symbols and coordinates, by name; `act`: the lanes that
-    take part in what is done now; `whole`: the loops that are taken together, by variable."""
+    """The lanes of a role: its tiles that exist. `values`: of symbols and coordinates, by name. `act`: the active
+    lanes, for which a statement is unrolled now. `whole`: the loops that are one event, by variable."""
 
     def __init__(self, run: Unrolling, index: int) -> None:
         self.run, self.program, self.sizes, self.index = run, run.program, run.sizes, index
@@ -70,12 +71,12 @@ class Lanes:
             self.enter()
 
     def enter(self) -> None:
-        """Takes in the tiles, by their coordinates."""
+        """Fills `values` with the coordinates of all tiles that exist."""
         walk = self.role.walk
         for name, e in walk.sizes:
             self.values[name] = int(evaluate(e, self.values))
         tiles = dict(zip((RANK.name, NUMBER.name), self.tiles(), strict=True))
-        if walk.table is not None:  # of a number beyond the last tile nothing else has a meaning
+        if walk.table is not None:  # a number beyond the last tile has no other coordinates
             tiles = self._those(walk.count > NUMBER, tiles)
         for name, e in walk.coordinates:
             tiles[name] = np.broadcast_to(evaluate(e, self.values | tiles), (len(tiles[RANK.name]),))
@@ -85,12 +86,12 @@ class Lanes:
         self.act = np.arange(self.lanes)
 
     def _those(self, exist: Any, tiles: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The tiles, by coordinates, for which a condition holds."""
+        """The coordinates of the tiles for which a condition holds."""
         here = np.broadcast_to(evaluate(exist, self.values | tiles), (len(tiles[RANK.name]),))
         return {name: v[here] for name, v in tiles.items()}
 
     def tiles(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rank and number of each tile, or of a sample of them."""
+        """The rank and number of each tile, or of each tile in a sample."""
         count = self.allotment.tiles
         ranks = np.array(range(self.sizes.world) if self.run.ranks is None else self.run.ranks, np.int64)
         number = np.add.outer(count * ranks, np.arange(count)).reshape(-1)
@@ -101,7 +102,7 @@ class Lanes:
     # ---- which lanes
 
     def where(self, mask: np.ndarray, action: Callable[[], None]) -> None:
-        """Does what `action` does for the lanes in which mask holds."""
+        """Runs `action` for the active lanes in which `mask` holds."""
         before = self.act
         self.act = before[mask[before]]
         if len(self.act):
@@ -109,7 +110,7 @@ class Lanes:
         self.act = before
 
     def first(self, mask: np.ndarray) -> int | None:
-        """The first lane that takes part and for which mask holds."""
+        """The first active lane for which `mask` holds; None if there is none."""
         found = self.act[mask[self.act]]
         return int(found[0]) if len(found) else None
 
@@ -121,8 +122,8 @@ class Lanes:
         return found if np.shape(found) == (self.lanes,) else np.broadcast_to(found, (self.lanes,))
 
     def box(self, view: ir.View, site: Site) -> tuple[np.ndarray, np.ndarray]:
-        """The region: lower and upper bounds (lanes, dimensions), checked against the tensor and its parts. Dimensions
-        that other tensors have are [0, 1)."""
+        """The region of a view: lower and upper bounds (lanes, dimensions). Refuses lanes that leave the tensor or the
+        view's part. Dimensions that the tensor lacks are [0, 1)."""
         tensor, parts = self.program.tensor(view.tensor), self.sizes.values
         lo = np.zeros((self.lanes, self.dims), np.int64)
         hi = lo + 1
@@ -150,14 +151,14 @@ class Lanes:
         return at, at + 1
 
     def homes(self, view: ir.View, site: Site) -> Iterator[np.ndarray]:
-        """The ranks whose memory a view is, as arrays over lanes."""
+        """The ranks whose memory a view names: one array over lanes, or one for each rank if it names all ranks."""
         if view.home == ir.ALL_RANKS:
             yield from (np.full(self.lanes, r) for r in range(self.sizes.world))
             return
         yield self.within(view, view.home, site)
 
     def within(self, view: ir.View, rank: Any, site: Site) -> np.ndarray:
-        """A rank of a view in each lane, which has to be one of the world; that of lanes that take no part is any."""
+        """The rank that a view names in each lane. Refuses active lanes with a rank outside the world."""
         found = self.get(rank)
         outside = (found < 0) | (found >= self.sizes.world)
         if (lane := self.first(outside)) is not None:
@@ -168,8 +169,8 @@ class Lanes:
         return np.clip(found, 0, self.sizes.world - 1)
 
     def cells(self, signals: ir.Signals, index: tuple[ir.Range | Expr, ...]) -> Iterator[tuple[Any, np.ndarray]]:
-        """Flat numbers of the cells that an index of the grid intersects, each with the lanes that have it; only
-        lanes that take part do."""
+        """The cells that an index of the grid intersects, one by one: its flat number in each lane, and the active
+        lanes that have it."""
         along = [int(evaluate(cells_along(c), self.sizes.values)) for c in signals.grid]
         found = [tuple(map(self.get, cells_of(c, i))) for c, i in zip(signals.grid, index, strict=True)]
         for offset in np.ndindex(*(int(count.max()) for _, count in found)):
@@ -183,7 +184,7 @@ class Lanes:
     # ---- refusals
 
     def region(self, view: ir.View, lo: np.ndarray, hi: np.ndarray, lane: int) -> str:
-        """The region that a view is for a lane, for a person."""
+        """The region of a view in one lane, as text."""
         dims = self.program.tensor(view.tensor).dims
         spans = (f"{d}[{a}:{b}]" for d, a, b in zip(dims, lo[lane], hi[lane], strict=False))
         return f"{view.tensor}[{', '.join(spans)}]"
@@ -192,8 +193,8 @@ class Lanes:
         self, kind: type[TileLinkError], view: ir.View, site: Site, lane: int, said: str, region: str,
         lanes: np.ndarray | None, notifies: Sequence[tuple[Site, str]] = (),
     ) -> None:  # fmt: skip
-        """Keeps the error of the first lane that is refused, and leaves the `lanes` out (None: none). `notifies`: the
-        lines that may be wrong in its place, each with what is wrong with it, if that is known."""
+        """Keeps the error of the first refused lane, and raises PassedOver for `lanes` (None: raises nothing).
+        `notifies`: the lines that may be the real mistake, each with what is wrong there, if that is known."""
         names = [n for n, _ in self.role.walk.coordinates if n != TILE.name and not n.endswith(".tile")]
         at = ", ".join(f"{shown(n)} {self.values[n][lane]}" for n in [RANK.name, *names])
         error = kind(f"{view}: {said} (tile {self.values[NUMBER.name][lane]} of {self.role.name}: {at})", site)
@@ -207,5 +208,5 @@ class Lanes:
 
 
 def outside_of(lo: np.ndarray, hi: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Where [lo, hi) holds something outside of [low, high)."""
+    """Whether [lo, hi) is not empty and leaves [low, high), elementwise."""
     return ((lo < low) | (hi > high)) & (hi > lo)

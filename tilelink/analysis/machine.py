@@ -1,8 +1,8 @@
-"""Machines: what a performance model has to know of one, read from a data file with a source beside every number.
+"""Machines: the numbers that a performance model needs, from a data file with a source for every number.
 
-A file of `machines/` is TOML; every number in it is a table { value = ..., source = "..." }, and `extends` names a
-machine from which the numbers that a file leaves out are taken; `without` names agents of it that this one lacks.
-`devices` are the names of its GPU, as torch has them.
+A file of `machines/` is TOML, and every number in it is a table { value = ..., source = "..." }. `extends` names the
+machine that gives the numbers which the file leaves out. `without` names agents of that machine which this one lacks.
+`devices` lists torch's names of the GPU.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tilelink.frontend.kept import kept
 
 SWITCH, MESH = "switch", "mesh"
 NCCL_SMS = 24
-"""SMs of a collective of NCCL on one node of Hoppers, where nothing limits it: what lanes of its groups leave."""
+"""SMs that an NCCL collective takes on one node of Hoppers if nothing limits it. Lanes of NCCL groups leave as many."""
 
 
 @dataclass(frozen=True)
 class Agent:
-    """What moves bytes between ranks. `setup_us`: before the first byte; `push` and `pull`: GB/s of one worker (an SM,
-    an engine) that stores to, or loads from, a peer; `saturation`: GB/s of a link in one direction, however many
-    workers; `on_sm`: whether a worker takes an SM from the program."""
+    """A way to move bytes between ranks. `setup_us`: time before the first byte. `push`, `pull`: GB/s of one worker (an
+    SM or an engine) that stores to a peer, or loads from it. `saturation`: GB/s of a link in one direction, for any
+    number of workers. `on_sm`: whether a worker takes an SM from the program."""
 
     setup_us: float
     push: float
@@ -39,15 +39,16 @@ class Agent:
 
 @dataclass(frozen=True)
 class Machine:
-    """A group of equal GPUs and what joins them. Times in microseconds, rates in GB/s (1e9 bytes), sizes in bytes.
+    """A group of equal GPUs and the links between them. Times in microseconds, rates in GB/s (1e9 bytes), sizes in
+    bytes.
 
-    `ranks`: GPUs in all, `ranks_per_node` in a node. `matmul`: TFLOP/s of a large matrix product by dtype, sustained,
-    on all SMs. `tile_us`: what a tile of a product takes beside its main loop. `shared_rate` and `l2_rate`: GB/s
-    between one SM and its shared memory, and L2; `l2_total`: GB/s that all SMs together read from L2. `links`: "switch"
-    (every rank has one way out and one way in) or "mesh" (a link for every pair of ranks). `collective` and
-    `collective_us`: bus bandwidth and time for no bytes of the library's all-gather and reduce-scatter, for the unfused
-    form. `reserved`: SMs that fused kernels leave to others, which no description has: see `leaving`. `numbers` and
-    `sources`: every number as the file has it, and where it is from, by its path.
+    `ranks`: GPUs in all; `ranks_per_node`: in a node. `matmul`: TFLOP/s of a large matrix product by dtype, sustained,
+    on all SMs. `tile_us`: time of a product's tile besides its main loop. `shared_rate`, `l2_rate`: GB/s between one SM
+    and its shared memory, and L2. `l2_total`: GB/s that all SMs together read from L2. `links`: "switch" (every rank
+    has one way out and one way in) or "mesh" (a link for every pair of ranks). `collective`, `collective_us`: bus
+    bandwidth of the library's all-gather and reduce-scatter, and their time for no bytes, for the unfused form.
+    `reserved`: SMs that fused kernels leave to others; `leaving` sets it, no description has it. `numbers`, `sources`:
+    each number as in the file, and its source, by path.
     """
 
     name: str
@@ -85,18 +86,18 @@ class Machine:
         return self.matmul[dtype]
 
     def agent(self, name: str) -> Agent:
-        """Raises MachineError."""
+        """The agent of this name. Raises MachineError if the machine lacks it."""
         if name not in self.agents:
             raise MachineError(f"{self.name} has no agent {name}; it has {listed(self.agents, name)}")
         return self.agents[name]
 
     @property
     def free_sms(self) -> int:
-        """The SMs that fused kernels have."""
+        """The SMs that fused kernels may use."""
         return self.sms - self.reserved
 
     def leaving(self, reserved: int) -> Machine:
-        """This machine, on which fused kernels leave so many SMs to others, as a lane with `reserved=` does. Raises
+        """This machine, with `reserved` SMs that fused kernels leave to others, as a lane with `reserved=` does. Raises
         MachineError."""
         if not 0 <= reserved < self.sms:
             raise MachineError(f"{self.name} has {self.sms} SMs: {reserved} can't be reserved, at least one is ours")
@@ -104,20 +105,20 @@ class Machine:
 
     @property
     def of_library(self) -> Machine:
-        """This machine, as products of a library see it: neighbouring SMs share what they read (thread block clusters),
-        so that L2 as a whole does not bound them. All SMs are theirs."""
+        """This machine for products of a library. Neighbouring SMs share what they read (thread block clusters), so L2
+        as a whole does not bound them, and they use all SMs."""
         return replace(self, l2_total=math.inf, reserved=0)
 
     def node(self, rank: int) -> int:
         return rank // self.ranks_per_node
 
     def nodes_of(self, world: int) -> int | None:
-        """How many ranks a node has, where a world of so many takes several; None where one is enough."""
+        """The number of ranks in a node if the world takes several nodes, else None."""
         return self.ranks_per_node if self.ranks_per_node < world <= self.ranks else None
 
     def changed(self, **numbers: Any) -> Machine:
-        """This machine with numbers replaced: those of a field, or "agents.load_store.push" for one of an agent, or
-        "matmul.bfloat16"; dots are written as double underscores in keywords."""
+        """This machine with other numbers. A name is a field, "agents.load_store.push" for a number of an agent, or
+        "matmul.bfloat16"; keywords have double underscores in place of dots."""
         made = self
         for name, value in numbers.items():
             head, *rest = name.replace("__", ".").split(".")
@@ -131,25 +132,25 @@ class Machine:
 
 
 def names() -> tuple[str, ...]:
-    """Machines that have a description here."""
+    """The names of the machines that the package describes."""
     return tuple(sorted(f.name.removesuffix(".toml") for f in _folder().iterdir() if f.name.endswith(".toml")))
 
 
 @kept()
 def machine_of_device(device: str) -> str | None:
-    """The machine here whose description names this GPU; None where none does."""
+    """The name of the machine whose description lists this GPU; None if none does."""
     having = (n for n in names() if device in tomllib.loads((_folder() / f"{n}.toml").read_text()).get("devices", ()))
     return next(having, None)
 
 
 @kept()
 def machine(name: str) -> Machine:
-    """A machine by its name, or by the path of a description. Raises UnknownMachineError, MachineError."""
+    """The machine with this name, or of the description at this path. Raises UnknownMachineError, MachineError."""
     return _machine(name, _read(name))
 
 
 def describe(name: str, text: str) -> Machine:
-    """The machine of a description. Raises MachineError, with the name of what is missing or wrong."""
+    """The machine that a text describes. Raises MachineError, which names what is missing or wrong."""
     return _machine(name, _parsed(name, text))
 
 
@@ -170,14 +171,14 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def _parsed(name: str, text: str) -> dict[str, Any]:
-    """The words of a description, and (value, source) of its numbers, by path; where it extends a machine, over those
-    of that one."""
+    """The entries of a description by path: words, and (value, source) of numbers. An extended machine gives those that
+    it lacks."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
         raise MachineError(f"{name}: {e}") from e
     base, without = table.pop("extends", None), table.pop("without", [])
-    table.pop("devices", None)  # those of another machine are not this one's
+    table.pop("devices", None)  # not inherited; `machine_of_device` reads them
     whole = (_read(str(base)) if base is not None else {}) | dict(_entries(name, table, ""))
     for agent in without:
         lacking = {path for path in whole if path.startswith(f"agents.{agent}.")}
@@ -202,7 +203,7 @@ def _machine(name: str, entries: dict[str, Any]) -> Machine:
 
     kinds = under("agents")
     if "load_store" not in kinds:
-        raise MachineError(f"{name}: agents.load_store is missing: by it SMs reach their peers")
+        raise MachineError(f"{name}: agents.load_store is missing: SMs reach their peers by it")
     agents = {
         k: Agent(
             **{f.name: number(f"agents.{k}.{f.name}") for f in fields(Agent) if f.name != "on_sm"},
@@ -214,7 +215,7 @@ def _machine(name: str, entries: dict[str, Any]) -> Machine:
     if links not in (SWITCH, MESH):
         raise MachineError(f'{name}: links is {links!r}; it is "{SWITCH}" or "{MESH}"')
     ranks = int(number("ranks"))
-    scaled = ("memory", "l2")  # as a description has them in gigabytes and megabytes
+    scaled = ("memory", "l2")  # descriptions have these in gigabytes and megabytes
     rates = [f.name for f in fields(Machine) if f.type == "float" and f.name not in scaled]
     plain: dict[str, Any] = {name: number(name) for name in rates}
     made = Machine(
@@ -238,12 +239,12 @@ def _machine(name: str, entries: dict[str, Any]) -> Machine:
 
 
 WORDS, TIMES = ("title", "links"), "_us"
-"""Entries that are no numbers; and how the names of times end."""
+"""Entries that are words; and the ending of the names of times."""
 COUNTS, PER_SM = ("ranks", "sms", "ranks_per_node"), ("l2_rate", "shared_rate")
 
 
 def unit(path: str) -> str:
-    """The unit of a number of a description, by its path: "us" for `agents.tma.setup_us`. Counts have none."""
+    """The unit of a number, by its path: "us" for `agents.tma.setup_us`, "" for counts."""
     if path in COUNTS:
         return ""
     ends = {TIMES: "us", "_gb": "GB", "_mb": "MB"}
@@ -252,8 +253,8 @@ def unit(path: str) -> str:
 
 
 def _entries(name: str, table: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    """(path, (value, source)) of every number, (path, word) of words. Raises MachineError where a number is none, is
-    negative or has no source."""
+    """(path, (value, source)) of every number and (path, word) of every word. Raises MachineError if an entry is no
+    number, is negative or has no source."""
     for key, value in table.items():
         at = f"{path}.{key}" if path else key
         if at in WORDS:
@@ -269,7 +270,7 @@ def _entries(name: str, table: Mapping[str, Any], path: str) -> Iterator[tuple[s
             raise MachineError(f"{name}: {at} is {amount!r}, which is no number")
         if not isinstance(source, str) or not source.strip():
             raise MachineError(f"{name}: {at} has no source: say where {amount} is from")
-        least = "at least" if key.endswith(TIMES) else "above"  # a time may be nothing
+        least = "at least" if key.endswith(TIMES) else "above"  # a time may be 0
         if not 0 <= amount < float("inf") or (amount == 0 and least == "above"):
             raise MachineError(f"{name}: {at} is {amount}: it has to be {least} 0")
         yield at, (float(amount), source)

@@ -1,4 +1,4 @@
-"""What a timeline's length is due to: its critical path, and what workers were idle for."""
+"""The critical path of a timeline, and the causes of its workers' idle time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tilelink.analysis.timeline import Span, Timeline
 
 @dataclass(frozen=True)
 class Link:
-    """A piece of a critical path: `tiles` tiles of a role that a worker ran one after the other, or the way of a
-    signal to the worker that waited for it (0 tiles). `label` is that of the last tile, or of what was waited for.
-    Predictions have the launch before the first tile, and leaving after the last one, too."""
+    """A piece of a critical path. "tiles": a worker ran `tiles` tiles of a role one after the other; `label` is the
+    last tile's label. "signal": a signal was on its way to the worker that waited for it; `label` says what was waited
+    for. Predictions also have "launch", before the first tile, and "leave", after the last."""
 
     kind: Literal["tiles", "signal", "launch", "leave"]
     rank: int
@@ -32,8 +32,8 @@ class Link:
 
 
 def critical_path(timeline: Timeline) -> tuple[Link, ...]:
-    """From the start of a timeline to the tile that ends last. Before a tile comes the tile that its last wait was
-    ended by, or, where it did not wait, the one before it on its worker."""
+    """The links from the start of a timeline to the stop of the tile that ends last. A tile follows the tile whose
+    notification ended its last wait. If it did not wait, it follows the tile before it on its worker."""
     spans = timeline.spans
     tiles = [i for i, s in enumerate(spans) if s.kind == "tile"]
     if not tiles:
@@ -76,7 +76,7 @@ def _link(kind: Literal["tiles", "signal"], span: Span, label: str, start: float
 
 
 def _merged(links: list[Link]) -> tuple[Link, ...]:
-    """Tiles that a worker ran one after the other as one link."""
+    """The links, with consecutive tiles of a role on one worker merged into one link."""
     merged: list[Link] = []
     for link in links:
         last = merged[-1] if merged else None
@@ -94,13 +94,12 @@ def idle(
     between: tuple[float, float] | None = None,
     leave_out: Collection[str] = (),
 ) -> dict[str, float]:
-    """Time in which a worker had nothing to do, by cause, the mean over `workers`, `between` two times (those of the
-    timeline if not said).
+    """The time in which a worker had nothing to do, by cause: the mean over `workers` (None: the timeline's workers),
+    `between` two times (None: the timeline's).
 
-    Causes: "waiting for ROLE" and "waiting for ROLE of another rank", by whose notification ended the wait; "waiting",
-    where that is not known; "before the first tile"; "after the last tile"; "no tile at all", for workers
-    beyond those of the timeline. `leave_out`: roles whose workers don't count; nor do
-    streams of the copy engine.
+    Causes: "waiting for ROLE" or "waiting for ROLE of another rank", by the tile that ended the wait; "waiting", if
+    that tile is not known; "before the first tile"; "after the last tile"; "no tile at all", for workers that the
+    timeline lacks. Workers of the roles in `leave_out` don't count, nor do streams of the copy engine.
     """
     start, stop = between or (timeline.start, timeline.stop)
     first: dict[tuple[int, int], float] = {}

@@ -1,4 +1,4 @@
-"""Where the tensors and signals of a run lie in a slot of the symmetric heap, and how much of it they take."""
+"""Placement: where a run's tensors and signals lie in a slot of the symmetric heap, and the bytes that they take."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def aligned(n: int) -> int:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a run's tensors and signals lie, in bytes from the zones' beginnings; how many signals a tensor has.
-    `stage`: where the workers' blocks lie that are on their way to another node, among the data. `data_bytes` and
-    `signal_bytes`: how much of the zones that takes."""
+    """Where a run's tensors and signals lie, in bytes from the begin of their zones; how many signals a tensor has.
+    `stage`: where blocks lie that are on their way to another node, in the zone for data. `data_bytes`, `signal_bytes`:
+    bytes taken in each zone."""
 
     data: tuple[tuple[str, int], ...]
     signals: tuple[tuple[str, int, int], ...]
@@ -40,7 +40,7 @@ class Placement:
 
 
 def shape_on(tensor: Tensor, sizes: Sizes, rank: int | None) -> tuple[int, ...]:
-    """The shape of a rank's tensor; with rank None, of the longest part."""
+    """The shape of a rank's tensor; with rank None, the shape of the longest part."""
     lengths = dict(sizes.dims)
     parts = dict(sizes.parts)
     shape = []
@@ -55,13 +55,13 @@ def shape_on(tensor: Tensor, sizes: Sizes, rank: int | None) -> tuple[int, ...]:
 
 
 def bytes_on(tensor: Tensor, sizes: Sizes) -> int:
-    """Bytes of a tensor on the rank that has most of it."""
+    """Bytes of a tensor on the rank with the longest part."""
     return prod(shape_on(tensor, sizes, None)) * ITEM_SIZE[tensor.dtype]
 
 
 def placed(program: TileProgram, sizes: Sizes, *, word: int = GPU_SIGNAL, stage: int = 0) -> Placement:
-    """Lays a run out in a slot, one tensor after the other. `word`: bytes of a signal, by default on GPUs; `stage`:
-    bytes for blocks that are on their way to another node."""
+    """Lays a run out in a slot, one tensor after the other. `word`: bytes of a signal, by default on GPUs. `stage`:
+    bytes for blocks on their way to another node."""
     data, data_bytes = [], 0
     for tensor in program.on_heap:
         data.append((tensor.name, data_bytes))

@@ -1,7 +1,7 @@
-"""The events of a role: its body is walked once, for all its tiles together, as numpy arrays over lanes.
+"""The events of a role. Its body is walked once for all its tiles together, as numpy arrays over lanes.
 
-What a tile must not do is refused for the lanes that do it. A loop without
-synchronisation, whose variable stands in loads only, becomes one event over all it reads.
+If a tile must not do something, that is refused for the lanes that do it. A loop without synchronisation, whose
+variable stands in loads only, becomes one event over all that the loop reads.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from tilelink.frontend.values import ITEM_SIZE
 from tilelink.frontend.walk import NUMBER
 
 ORDER = ("seq", "tile", "role", "turn", "launch", "worker", "rank")
-"""Columns by which events are put in order, the last one first; `launch`, `turn` and `seq` (inside a tile) say in which
-order a worker does things, and are no columns of events."""
+"""Columns that sort the events, the last one first. `launch`, `turn` and `seq` (inside a tile) give the order on a
+worker; they are not columns of `Events`."""
 NOTHING = dict.fromkeys(("tensor", "home", "entry", "cell", "expected"), -1)
 NOTHING |= {"lo": 0, "hi": 1, "amount": 0, "late": False, "picked": False}
-"""What stands in columns of which nothing is said. `late`, no column of events: given by the worker's next tile."""
+"""Default values of columns. `late`, which is no column of `Events`: the worker's next tile notifies this."""
 AT_HOME = own("home")
-"""The rank whose memory a view is that is waited for or notified."""
+"""The rank in whose memory a waited or notified view lies."""
 
 
 def no_events(program: ir.TileProgram) -> dict[str, np.ndarray]:
-    """The columns of no event."""
+    """The columns of an empty list of events."""
     wide = dict.fromkeys(("lo", "hi"), (0, max(len(t.dims) for t in program.tensors)))
     return {c: np.zeros(wide.get(c, 0), Events.COLUMNS.get(c, np.int32)) for c in (*Events.COLUMNS, *ORDER)}
 
@@ -47,11 +47,11 @@ class RoleEvents(Lanes):
         self.batches: list[tuple[np.ndarray, dict[str, np.ndarray]]] = []  # lanes, and the columns of their events
         self.trips: Any = 1
         self.guards: dict[str, dict[str, list[tuple[np.ndarray, np.ndarray]]]] = {}
-        self.owed = 0  # what a tile owes is given before this batch of the next
+        self.owed = 0  # a tile's late notifications come before this batch of the next
         self.peer = self.values.get(RANK.name, self.act)
 
     def events(self) -> dict[str, np.ndarray]:
-        """The events of the role, in columns: those of `Events`, and of `ORDER`."""
+        """The events of the role: the columns of `Events` and of `ORDER`."""
         self.body(self.role.body)
         if not self.batches:
             return no_events(self.program)
@@ -70,7 +70,7 @@ class RoleEvents(Lanes):
         return columns | {"seq": seq}
 
     def next_tiles(self) -> np.ndarray:
-        """Of each lane that of its worker's next tile of this role in the same turn; -1 where it is the last."""
+        """The lane of the next tile of this role in the same turn on each lane's worker; -1 if it is the last."""
         rank, tile = self.values[RANK.name], self.values[NUMBER.name]
         by = rank, self.worker(), self.place.turn(rank, tile)
         order = np.lexsort((tile, *by))
@@ -80,15 +80,15 @@ class RoleEvents(Lanes):
         return following
 
     def estimate(self) -> int:
-        """How many events all tiles have, by those of the sample."""
+        """The number of events of all tiles, extrapolated from the sample."""
         self.body(self.role.body)
         tiles, sample = self.allotment.tiles * self.sizes.world, self.run.sample
         known = tiles if sample is None else min(tiles, sample)
         return sum(len(lanes) for lanes, _ in self.batches) * tiles // max(1, known)
 
     def worker(self) -> np.ndarray:
-        """The worker of each tile. On the copy engine it is the stream of the one peer between whose memory and its own
-        a rank's tile copies; or, where all is on one stream, that of the rank itself."""
+        """The worker of each tile. On the copy engine it is a stream: the stream of the one peer that the tile copies
+        with, or, if all copies share one stream, the stream with the rank's own number."""
         if self.role not in self.program.on_engine:
             return np.asarray(self.place.worker(self.values[RANK.name], self.values[NUMBER.name], self.allotment))
         one = getattr(self.role.resource, "streams", "") == "one"
@@ -128,7 +128,7 @@ class RoleEvents(Lanes):
                     self.body(s.orelse)
 
     def attempt(self, action: Callable[[], None]) -> None:
-        """Does it for the lanes for which it is not refused."""
+        """Runs `action`, and repeats it without the lanes for which it is refused."""
         done = len(self.batches)
         try:
             action()
@@ -148,7 +148,7 @@ class RoleEvents(Lanes):
             del self.whole[symbol(s.name)]
             return
         for n in range(int(trips[self.act].max(initial=0))):
-            self.values[s.name] = np.where(n < trips, start + n * s.step, start)  # no lane looks behind its last step
+            self.values[s.name] = np.where(n < trips, start + n * s.step, start)  # stays in bounds without this step
             self.where(n < trips, partial(self.body, s.body))
 
     def dots(self, code: ir.Code, site: Site) -> None:
@@ -156,7 +156,8 @@ class RoleEvents(Lanes):
             self.emit(DOT, site, amount=2.0 * m * n * k * self.trips)
 
     def access(self, op: int, of: ir.Load, site: Site, picked: bool = False) -> None:
-        """A read or write of a view, where integers say that its rows are moved; `picked`: rows that others pick."""
+        """Emits reads or writes of a view; integers in `of.where` say which rows are moved. `picked`: integers pick the
+        rows that are copied."""
         view = of.view
         lo, hi = self.box(view, site)
         if view.guard is not None:
@@ -167,7 +168,7 @@ class RoleEvents(Lanes):
             lo[:, 0] = entry % tensor.buffers
             hi[:, 0] = lo[:, 0] + 1
         lengths = hi - lo
-        for k, i in enumerate(view.index):  # of rows that integers pick, so many as there are integers
+        for k, i in enumerate(view.index):  # as many rows as there are integers that pick them
             if isinstance(i, ir.Range) and i.by is not None:
                 integers = np.prod([np.subtract(*self.bounds(j)[::-1]) for j in i.by.index], axis=0)
                 lengths[:, k] = np.where(lengths[:, k] > 0, integers, 0)
@@ -190,7 +191,7 @@ class RoleEvents(Lanes):
             self.where(size > 0, partial(self.emit, op, site, **said))
 
     def share(self, where: ir.View | None) -> np.ndarray | float:
-        """Which share of its rows an access moves in each lane, as far as the integers that say so are known."""
+        """The share of its rows that an access moves in each lane; 1 if the integers that say so are unknown."""
         known = dict(self.sizes.moved).get(where.tensor) if where is not None else None
         if where is None or known is None:
             return 1.0
@@ -209,7 +210,7 @@ class RoleEvents(Lanes):
         return found / every
 
     def copy_with(self, home: np.ndarray, away: np.ndarray, site: Site) -> None:
-        """Notes with whom tiles on the copy engine copy. Raises ScheduleError where a tile has two peers."""
+        """Notes the peer of each tile on the copy engine. Raises ScheduleError if a tile has two peers."""
         rank = self.values[RANK.name]
         lane = self.first(away & (self.peer != rank) & (self.peer != home))
         if lane is not None:
@@ -259,7 +260,7 @@ class RoleEvents(Lanes):
                     self.where(there & gets, partial(self.emit, NOTIFY, site, **said))
 
     def check_guard(self, view: ir.View, lo: np.ndarray, hi: np.ndarray, site: Site) -> None:
-        """What is read of a guarded view has to lie in one of the views that were waited for together."""
+        """Refuses reads of a guarded view that lie in none of the views that were waited for together."""
         inside, missed = np.zeros(self.lanes, bool), ""
         for low, high in self.guards[view.guard or ""].get(view.tensor, ()):
             outside = outside_of(lo, hi, low, high)
@@ -273,7 +274,7 @@ class RoleEvents(Lanes):
             self.refuse(GuardError, view, site, lane, missed, self.region(view, lo, hi, lane), None)
 
     def emit(self, op: int, site: Site, tensor: str | None = None, **said: Any) -> None:
-        """One event for each lane that takes part; `said`: its columns, where they are not `NOTHING`."""
+        """Emits one event for each active lane. `said`: the columns that differ from `NOTHING`."""
         self.run.tell(f"unrolling {self.role.name}, line {site.line}")
         if tensor is not None:
             said["tensor"] = next(k for k, t in enumerate(self.program.tensors) if t.name == tensor)
@@ -289,8 +290,8 @@ class RoleEvents(Lanes):
 
 
 def _summarisable(s: ir.For) -> bool:
-    """No synchronisation or stores inside, and the variable only as where a block of the step's length begins, or as
-    the number of an entry, also in integers that pick rows."""
+    """Whether a loop can be one event. It must not synchronise or store, and its variable must stand only where a block
+    of the step's length begins, or as the number of an entry, also in integers that pick rows."""
     name = symbol(s.name)
 
     def goes_along(i: ir.Range | Expr) -> bool:
@@ -306,7 +307,7 @@ def _summarisable(s: ir.For) -> bool:
 
 
 def _notifies(tensor: str, program: ir.TileProgram) -> Iterator[tuple[Site, str]]:
-    """The lines that notify a tensor, each with what is wrong with it, "" if nothing is known to be."""
+    """The lines that notify a tensor, each with what is wrong there, "" if nothing is known to be wrong."""
     for role in program.roles:
         for s in ir.every(ir.Notify, role.body):
             homes = [v.home for v in s.views if v.tensor == tensor]
@@ -320,7 +321,7 @@ def _notifies(tensor: str, program: ir.TileProgram) -> Iterator[tuple[Site, str]
 
 
 def _unnamed_axis(role: ir.Role) -> str | None:
-    """The first rank axis of a role's tiles that none of its views names."""
+    """The first rank axis of a role's tiles that none of its views names; None if there is none."""
     if any(r.segment for r in role.walk.ranges):
         return None
     views = (v for s in ir.walk(role.body) for v in s.touched)

@@ -1,6 +1,6 @@
-"""Timelines: which worker of which rank ran which tile when, and what it waited for.
+"""Timelines: which tile each worker of each rank ran when, and what it waited for.
 
-One form for every source: an execution on the CPU, a simulation, a run on GPUs. `draw/` makes pictures.
+An execution on the CPU, a simulation and a run on GPUs share this form. `draw/` makes pictures of it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 
 @dataclass(frozen=True)
 class Span:
-    """A tile that a worker ran, or a wait inside one.
+    """A tile that a worker ran, or a wait inside a tile.
 
-    `role` of a wait is the role of the tile that waits. `cause` is the position in `Timeline.spans` of the
-    tile whose notification ended the wait; None where that is not known, and for tiles.
+    `role` of a wait: the role of the tile that waits. `cause`: the position in `Timeline.spans` of the tile whose
+    notification ended the wait; None if that is not known, and for tiles.
     """
 
     rank: int
@@ -84,14 +84,13 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What all workers of all ranks did, in any order.
+    """The spans of all workers of all ranks, in any order.
 
-    A worker runs one tile at a time, and a wait lies inside the tile that waits. `unit` says what times
-    count: "us"; or, for the logical time of an execution on the CPU, which is not performance, "memory operations" or
-    "records" of times.
-    `source` says where the times are from (`EXECUTED`, `PREDICTED`, `MEASURED` or words of your own).
-    `agents`: workers with this number or a higher one are streams of the copy engine, one a peer; None: there are none.
-    `transfers`: bytes under way between ranks, where they are known.
+    A worker runs one tile at a time, and a wait lies inside the tile that waits. `unit`: what times count: "us"; or,
+    for the logical time of an execution on the CPU, which is not performance, "memory operations" or "records" of
+    times. `source`: where the times come from (`EXECUTED`, `PREDICTED`, `MEASURED` or your own words). `agents`:
+    workers with this number or a higher one are streams of the copy engine, one for each peer (None: no streams).
+    `transfers`: bytes under way between ranks, if they are known.
     """
 
     title: str
@@ -133,11 +132,11 @@ class Timeline:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """By name, so that a role has the same place (and colour) in every timeline of a program."""
+        """The roles by name, so that a role has the same place (and colour) in every timeline of a program."""
         return tuple(sorted({s.role for s in self.spans}))
 
     def colours(self, palette: Sequence[str] = PALETTE) -> dict[str, str]:
-        """The colour of each role; after the last of the palette it starts again."""
+        """The colour of each role; after the last colour, the palette starts again."""
         return {role: palette[k % len(palette)] for k, role in enumerate(self.roles)}
 
     @property
@@ -154,16 +153,16 @@ class Timeline:
         return self.stop - self.start
 
     def busy(self, rank: int, role: str) -> float:
-        """Time that workers of a rank spend in tiles of a role, less their waits; summed over workers."""
+        """Time that workers of a rank spend in tiles of a role, without waits, summed over workers."""
         return self._total(rank, role, "tile") - self.waiting(rank, role)
 
     def waiting(self, rank: int, role: str) -> float:
-        """Time that tiles of a role wait on a rank; summed over workers."""
+        """Time that tiles of a role wait on a rank, summed over workers."""
         return self._total(rank, role, "wait")
 
     @cached_property
     def tile_of(self) -> dict[int, int]:
-        """For each wait, the tile it lies in; both as positions in `spans`."""
+        """The tile that each wait lies in, both as positions in `spans`."""
         tiles = self.by_worker("tile")
         starts = {key: [self.spans[i].start for i in indexes] for key, indexes in tiles.items()}
         found = {}
@@ -184,9 +183,9 @@ class Timeline:
         return found
 
     def notification(self, wait: Span) -> tuple[Span, float] | None:
-        """The tile that ended a wait, and when it notified: as it stopped, or as the wait did if that was before.
+        """The tile that ended a wait, and when it notified: at its stop, or at the wait's if that was before.
 
-        None where there is no such tile, or it started after the wait stopped: clocks of ranks differ a little.
+        None if the tile is not known, or if it started after the wait stopped: clocks of ranks differ a little.
         """
         if wait.cause is None:
             return None
@@ -213,11 +212,11 @@ class Timeline:
                     raise ValueError(f"spans of one worker overlap: {self.spans[before]} and {self.spans[after]}")
 
 
-# ---- of the events of a run
+# ---- timelines of events
 
 
 Wait = tuple[int, float, float, int | None]
-"""The event of a wait, its begin and end, and the tile (an index of `Events.heads`) that notified."""
+"""A wait: its event, begin and end, and the tile that notified (an index of `Events.heads`)."""
 
 
 def of_tiles(
@@ -228,8 +227,8 @@ def of_tiles(
     transfers: Iterable[Transfer],
     labels: Sequence[str] | None = None,
 ) -> Timeline:
-    """The timeline of a run of these events. `heading`: its title, unit and source; `times`: when each tile starts and
-    stops, NaN for those that are left out; `labels`: of all tiles, by default what they make."""
+    """The timeline of a run of these events. `heading`: title, unit and source. `times`: when each tile starts and
+    stops; NaN leaves a tile out. `labels`: labels of all tiles; by default the region that each tile writes."""
     (start, stop), labels = times, _labels(events) if labels is None else labels
     drawn = np.flatnonzero(~np.isnan(start))
     place = {tile: number for number, tile in enumerate(drawn.tolist())}
@@ -248,7 +247,7 @@ def of_tiles(
 
 
 def _labels(events: Events) -> list[str]:
-    """What each tile makes: the region it writes, and where."""
+    """A label for each tile: the region that it writes, and where."""
     columns = (events.tensor, events.lo, events.hi, events.home, events.rank)
     texts = []
     for tensor, lo, hi, home, rank in zip(*(c[events.made].tolist() for c in columns), strict=True):

@@ -1,6 +1,6 @@
 """Unrolling: a tile program at given sizes becomes the events of every worker of every rank.
 
-What comes out is exact: regions, homes, signals with the counts they are waited for, bytes and operations.
+The events are exact: regions, homes, signals and the counts that waits expect, bytes and operations.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tilelink.frontend.workload import allot, places
 
 DEFAULT_SMS = 132
 BUDGET = 10_000_000
-"""Events that a check may unroll where nothing else is said."""
+"""The default budget of a check: the most events that it may unroll."""
 SAMPLE = 128
-"""Tiles of a role from whose events those of all are estimated."""
+"""The number of tiles of a role that are unrolled for an estimate."""
 MICROSECONDS, BYTES = 2.5, 240
-"""What an event takes in a check, measured on one core of a server (docs/check.md)."""
+"""Time and memory that a check takes for an event, measured on one server core (docs/check.md)."""
 
 
 def unroll(
@@ -38,9 +38,9 @@ def unroll(
     roles: Collection[Role] | None = None,
     ranks: Sequence[int] | None = None,
 ) -> Events:
-    """The events of a run. `summarise`: loops without synchronisation as one event; `roles`, `ranks`: those that are
-    unrolled, by default all. Raises ViewError, GuardError, RankError, HomeError, WaitWithoutNotifyError or
-    SignalCountError where a tile would do what it must not, with the values; ScheduleError where an engine would."""
+    """The events of a run. `summarise`: loops without synchronisation become one event. `roles`, `ranks`: only these
+    are unrolled (None: all). Raises ViewError, GuardError, RankError, HomeError, WaitWithoutNotifyError or
+    SignalCountError, with the values, if a tile would do what it must not; ScheduleError if a copy engine would."""
     events, refused = unrolled(program, sizes, sms=sms, summarise=summarise, roles=roles, ranks=ranks)
     if refused:
         raise refused[0].error
@@ -57,8 +57,9 @@ def unrolled(
     ranks: Sequence[int] | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[Events, list[Refusal]]:
-    """As `unroll`, with what is refused, one of a kind for each line, instead of an error. The events are those of what
-    is left: without what leaves its tensor, world or own output. `tell` is told now and then how far it is."""
+    """As `unroll`, but returns what is refused instead of raising it: one refusal of a kind for each line. The events
+    leave out accesses outside their tensor, the world or the own output. `tell` is called now and then with the
+    progress."""
     wanted = program.roles if roles is None else roles
     counts, allotment, at = Counts(sizes), allot(program, sizes, sms), places(program, sizes)
     run = Unrolling(program, sizes, allotment, at, counts, summarise, ranks, tell=tell)
@@ -70,7 +71,7 @@ def unrolled(
     events = Events(program, sizes, sms, sites=tuple(run.sites), allotment=run.allotment, **columns)
     away = {r.tensor for r in run.refused.values() if isinstance(r.error, RankError)}
     lost = [k for k, r in run.refused.items() if r.tensor in away and isinstance(r.error, WaitWithoutNotifyError)]
-    refused = [r for k, r in run.refused.items() if k not in lost]  # they are lost since they went to no rank
+    refused = [r for k, r in run.refused.items() if k not in lost]  # notified on ranks outside the world
     if not refused:
         wrong = miscounted(events, counts, {role.name for role in wanted}) if ranks is None else None
         if wrong is not None:
@@ -81,7 +82,7 @@ def unrolled(
 
 
 def estimated(program: TileProgram, sizes: Sizes, *, sms: int) -> int:
-    """How many events `unroll` would make, estimated from some tiles of each role; exact where there are few."""
+    """The number of events that `unroll` would make, estimated from some tiles of each role; exact if there are few."""
 
     def once(signals: Signals) -> tuple[np.ndarray, np.ndarray]:  # numbers of events do not depend on counts
         shape = sizes.world, int(evaluate(cell_count(signals), sizes.values))
@@ -92,7 +93,7 @@ def estimated(program: TileProgram, sizes: Sizes, *, sms: int) -> int:
 
 
 def check_budget(program: TileProgram, sizes: Sizes, because: str, *, sms: int, budget: int) -> None:
-    """Raises BudgetError where unrolling makes more events than `budget`. `because`: why the program is unrolled."""
+    """Raises BudgetError if unrolling makes more events than `budget`. `because`: why the program is unrolled."""
     events = estimated(program, sizes, sms=sms)
     if events > budget:
         raise BudgetError(

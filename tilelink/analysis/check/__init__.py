@@ -1,6 +1,6 @@
 """The check: whether a program is safe to run with a schedule, in a world, at given sizes, before it runs.
 
-What it shows, and under which assumptions, stands in docs/check.md.
+docs/check.md says what the check shows, and under which assumptions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 
 
 Tell = Callable[[str], None]
-"""Is told what a check is at."""
+"""Is called with what a check is doing."""
 
 
 def check(
@@ -42,11 +42,11 @@ def check(
     budget: int = BUDGET,
     tell: Tell = lambda _: None,
 ) -> Report:
-    """Checks one run of a program on devices of `sms` SMs, `reserve` of which are kept for other kernels, with slots of
-    the symmetric heap of `slot_bytes` each (None: large enough). `tell` is told now and then how far it is. Of a run of
-    more events than `budget`, only what the structure shows is checked; raises BudgetError where that does not do."""
+    """Checks one run of a program on devices of `sms` SMs; `reserve` of them are kept for other kernels. A slot of the
+    symmetric heap has `slot_bytes` (None: enough). `tell` is called now and then with the progress. A run of more
+    events than `budget` is checked by its structure alone; raises BudgetError if that does not suffice."""
     began = time.perf_counter()
-    allotment = allot(program, sizes, sms)  # what is wrong with the schedule itself is no finding
+    allotment = allot(program, sizes, sms)  # a wrong schedule raises here: it is no finding
     useless = without_result(program)
     because = why_not_structural(program, sizes)
     if because:
@@ -74,8 +74,8 @@ def check_events(
     began: float | None = None,
     tell: Tell = lambda _: None,
 ) -> Report:
-    """Checks events that are unrolled already. `known`: findings that the report has, too. `began`: when the work on
-    them began, of time.perf_counter."""
+    """Checks events that are unrolled already. `known`: findings to add to the report. `began`: when the work on the
+    events began, by time.perf_counter."""
     began = time.perf_counter() if began is None else began
     program, sync = events.program, Synchronisation(events)
     found = [*known, *residency(program, events.allotment, events.sms, reserve)]
@@ -97,7 +97,7 @@ def check_events(
 
 
 def idle(events: Events) -> list[str]:
-    """A note where no tile of a run does anything."""
+    """A note if no tile of a run does anything."""
     if len(events):
         return []
     empty = ", ".join(f"{dim} = {length}" for dim, length in events.sizes.dims if not length)

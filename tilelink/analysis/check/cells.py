@@ -1,7 +1,7 @@
-"""The accesses to a tensor in one rank's memory, cut at each other's bounds into cells that none touches in part.
+"""Cells of a tensor in one rank's memory: accesses cut it at their bounds, so that none touches a cell only in part.
 
-The accesses to a cell are put in the order of one execution. If each write comes before the accesses up to the next
-write, and those before that, in every execution, then so do all that conflict: the relation is transitive.
+The accesses to a cell are sorted as in one execution. If each write is ordered, in every execution, with the accesses
+back to the write before and up to the next write, so are all pairs that conflict: the relation is transitive.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tilelink.frontend.expressions import parts_of
 @dataclass(frozen=True, eq=False)
 class Cells:
     """`access` (an event) touches `cell` (a number), for each such pair. `cuts`: where cells begin and end along each
-    dimension; `lo`, `hi`: the memory that the rank `home` has of the tensor."""
+    dimension. `home`: the rank whose memory it is."""
 
     events: Events
     tensor: int
@@ -33,7 +33,7 @@ class Cells:
         return tuple(len(c) - 1 for c in self.cuts)
 
     def box(self, cells: np.ndarray) -> str:
-        """The smallest region that holds these cells, for a person."""
+        """The smallest region that holds these cells, as text."""
         tensor = self.events.program.tensors[self.tensor]
         spans = []
         for dim, cuts, at in zip(tensor.dims, self.cuts, np.unravel_index(cells, self.shape), strict=False):
@@ -42,7 +42,7 @@ class Cells:
 
 
 def written_tensors(events: Events) -> Iterator[Cells]:
-    """The cells of every tensor that tiles write, of each rank that has some of it."""
+    """The cells of every tensor that tiles may write, on each rank that has some of it."""
     accesses = np.flatnonzero((events.op == READ) | (events.op == WRITE))
     world = events.sizes.world
     place = events.tensor[accesses].astype(np.int64) * world + events.home[accesses]
@@ -60,7 +60,7 @@ def written_tensors(events: Events) -> Iterator[Cells]:
 
 
 def _memory(events: Events, index: int, home: int) -> tuple[np.ndarray, np.ndarray]:
-    """The region of a tensor that a rank has; dimensions that other tensors have are [0, 1)."""
+    """The region of a tensor on a rank; dimensions that the tensor lacks are [0, 1)."""
     tensor, dims = events.program.tensors[index], events.lo.shape[1]
     lo, shape = np.zeros(dims, np.int64), np.ones(dims, np.int64)
     shape[: len(tensor.dims)] = shape_on(tensor, events.sizes, home)
@@ -91,8 +91,8 @@ def _cells(events: Events, tensor: int, home: int, access: np.ndarray, lo: np.nd
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Accesses `one` and `other` (events) that conflict in `cell`, `one` being earlier in some execution; `blank`: it
-    is a read, and nobody has written before; `next`: no access of the cell comes between them."""
+    """Conflicting accesses `one` and `other` (events) to `cell`; `one` is earlier in some execution. `blank`: `one` is
+    a read, and nobody has written before. `next`: no access to the cell comes between them."""
 
     one: np.ndarray
     other: np.ndarray
@@ -105,8 +105,8 @@ class Pairs:
 
 
 def conflicts(cells: Cells, turn: np.ndarray) -> tuple[Pairs, np.ndarray]:
-    """The pairs that have to be ordered; and which entries of `cells` are reads where nobody writes at all. `turn`:
-    for each entry, when its access comes in the execution."""
+    """The pairs that have to be ordered; and the entries of `cells` that are reads where nobody writes at all. `turn`:
+    when the access of each entry comes in the execution."""
     order = np.lexsort((cells.access, turn, cells.cell))
     access, cell = cells.access[order], cells.cell[order]
     n, at = len(order), np.arange(len(order))

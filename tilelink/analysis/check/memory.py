@@ -1,5 +1,5 @@
-"""What is wrong with the accesses to memory in a run that comes to its end: races, reads of what nobody wrote or of
-another entry, and outputs that are not written once."""
+"""Findings about the accesses to memory in a run that comes to its end: races, reads of what nobody wrote or of another
+entry, and outputs that are not written once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tilelink.frontend.ir import TileProgram, Write, walk
 def wrong_accesses(
     sync: Synchronisation, done: np.ndarray, tell: Callable[[str], None]
 ) -> tuple[list[Finding], list[str]]:
-    """Findings and notes for all tensors on all ranks, those that say the same of the same lines once. `done`: the
-    steps of a whole execution, in order."""
+    """Findings and notes for all tensors on all ranks; the same finding about the same lines comes once. `done`: the
+    steps of a complete execution, in order."""
     events, before = sync.events, Before(sync, done)
-    turns = np.zeros(len(sync.at) + 1, np.int64)  # the last entry: before all steps
+    turns = np.zeros(len(sync.at) + 1, np.int64)  # the last entry is for accesses before all steps
     turns[done] = np.arange(1, len(done) + 1)
     found: dict[tuple[str, str, frozenset[str]], Finding] = {}
     notes: dict[tuple[str, frozenset[str]], str] = {}
@@ -44,10 +44,10 @@ def wrong_accesses(
 
 
 def without_result(program: TileProgram) -> list[Finding]:
-    """Findings for tensors of the call that no tile touches, and for a program whose tiles store to none."""
+    """A finding if no tile touches some tensor of the call, or if the program's tiles store to none of them."""
     touched = {view.tensor for role in program.roles for s in walk(role.body) for view in s.touched}
     given = {t.name: t.kind for t in program.tensors if t.kind in ("input", "output")}
-    measures = {d for r in program.routes for d in (r.sent, r.per_rank, r.everywhere)}  # a tensor may give sizes alone
+    measures = {d for r in program.routes for d in (r.sent, r.per_rank, r.everywhere)}  # a tensor may only give sizes
     unused = [n for n in given if n not in touched and not measures & set(program.tensor(n).dims)]
     if unused:
         what = f"no tile of {program.name} reads {' or '.join(unused)}, or stores to it"
@@ -65,7 +65,7 @@ def without_result(program: TileProgram) -> list[Finding]:
 
 
 def races(cells: Cells, bad: Pairs, before: Before) -> Iterator[Finding]:
-    """Findings for the pairs that nothing orders."""
+    """Findings for pairs of accesses that nothing orders."""
     events = cells.events
     kinds = firsts(events.site[bad.one], events.site[bad.other], events.op[bad.one], events.op[bad.other])
     for k in kinds[:SHOWN]:
@@ -81,7 +81,8 @@ def races(cells: Cells, bad: Pairs, before: Before) -> Iterator[Finding]:
 
 
 def _chain(before: Before, writer: int, reader: int) -> list[str]:
-    """The way of both tiles to their accesses: what the one has waited for, and what the other tells afterwards."""
+    """The steps of both tiles to their accesses: what the reader's tile awaited, and what the writer's tile
+    notifies."""
     events, chain = before.sync.events, []
     waits = last_wait_before(events, reader)
     for wait in waits:
@@ -94,7 +95,7 @@ def _chain(before: Before, writer: int, reader: int) -> list[str]:
 
 
 def _tells(events: Events, writer: int) -> list[int]:
-    """The notifications, later in its tile, of what a write wrote."""
+    """The notifications of a write that come later in its tile."""
     tensor = events.program.tensors[events.tensor[writer]].name
     by_home = any(s.by_home for s in events.program.signals if s.tensor == tensor)
     return [
@@ -107,7 +108,7 @@ def _tells(events: Events, writer: int) -> list[int]:
 
 
 def _notification(before: Before, wait: int) -> list[int]:
-    """The last notification that ends a wait, in the execution that was made."""
+    """The last notification that a wait needs, in the execution that was made."""
     sync = before.sync
     signal = sync.signal[np.searchsorted(sync.at, wait)]
     given = before.done[sync.notifies[before.done] & (sync.signal[before.done] == signal)]
@@ -139,8 +140,8 @@ def _remedy(events: Events, writer: int, reader: int) -> str:
 
 
 def _overwrites(events: Events, writer: int, reader: int) -> bool:
-    """Whether something else was there before: another role writes it, too; or the tile of a write has waited for it,
-    and another one that reads it has waited for the same."""
+    """Whether the write replaces something that may still be read: another role writes it, too; or both tiles have
+    waited for it before their accesses."""
     same = (events.op == WRITE) & (events.tensor == events.tensor[writer]) & (events.home == events.home[writer])
     if events.meets(np.flatnonzero(same & (events.role != events.role[writer])), reader).any():
         return True
@@ -151,11 +152,11 @@ def _overwrites(events: Events, writer: int, reader: int) -> bool:
     )
 
 
-# ---- reads of what is not there
+# ---- reads without the right write
 
 
 def unwritten(cells: Cells, access: np.ndarray, cell: np.ndarray) -> Iterator[Finding]:
-    """Findings for reads of what nobody has written before; an access may stand here several times, with each cell."""
+    """Findings for reads of what nobody has written before. `access` has an entry for each cell that it reads."""
     events = cells.events
     for k in firsts(events.site[access])[:SHOWN]:
         one = int(access[k])
@@ -166,8 +167,8 @@ def unwritten(cells: Cells, access: np.ndarray, cell: np.ndarray) -> Iterator[Fi
 
 
 def stale(cells: Cells, pairs: Pairs) -> Iterator[Finding]:
-    """Findings for ordered pairs of a write and a read of a buffer whose entries take turns, where the one is not of
-    the entry that the other is of."""
+    """Findings for ordered pairs of a write and a read that are of different entries, where entries take turns in
+    buffers."""
     events = cells.events
     reads = (events.op[pairs.one] == WRITE) & (events.op[pairs.other] != WRITE)
     bad = pairs[reads & (events.entry[pairs.one] != events.entry[pairs.other])]
@@ -194,7 +195,7 @@ def stale(cells: Cells, pairs: Pairs) -> Iterator[Finding]:
 
 
 def twice(cells: Cells) -> Iterator[Finding]:
-    """Findings for what of an output is written more than once."""
+    """Findings for parts of an output that are written more than once."""
     events, tensor = cells.events, cells.events.program.tensors[cells.tensor]
     writes = events.op[cells.access] == WRITE
     cell, access = cells.cell[writes], cells.access[writes]
@@ -213,7 +214,7 @@ def twice(cells: Cells) -> Iterator[Finding]:
 
 
 def written_over(cells: Cells, pairs: Pairs) -> Iterator[tuple[frozenset[str], str]]:
-    """Notes on what is written again before anybody reads it, with the lines. `pairs`: with nothing between."""
+    """Notes, with their lines, on what is written again before anybody reads it. `pairs`: with nothing between them."""
     events = cells.events
     writes = (events.op[pairs.one] == WRITE) & (events.op[pairs.other] == WRITE)
     bad = pairs[writes & (events.entry[pairs.one] == events.entry[pairs.other])]
@@ -228,7 +229,7 @@ def written_over(cells: Cells, pairs: Pairs) -> Iterator[tuple[frozenset[str], s
 
 
 def missing(cells: Cells) -> Iterator[Finding]:
-    """A finding for what of an output nobody writes."""
+    """A finding for the parts of an output that nobody writes."""
     events, tensor = cells.events, cells.events.program.tensors[cells.tensor]
     written = np.zeros(int(np.prod(cells.shape)), bool)
     written[cells.cell[events.op[cells.access] == WRITE]] = True

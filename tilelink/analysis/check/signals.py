@@ -1,5 +1,5 @@
-"""What is wrong with the waits and notifications of a run: waits that end early or never, deadlocks, regions that are
-notified twice, and signals that nobody waits for."""
+"""Findings about the waits and notifications of a run: waits that end early or never, deadlocks, and regions that are
+notified twice. Signals that nobody waits for are notes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tilelink.frontend.ir import Notify, Role, places
 
 
 def miscounts(sync: Synchronisation) -> Iterator[Finding]:
-    """Waits that end before all notifications of their signal have come. (Those that never end get stuck.)"""
+    """Findings for waits that end before all notifications of their signal have come. (Others get stuck.)"""
     events = sync.events
     waits = np.flatnonzero(~sync.notifies)
     given, expected = sync.given[sync.signal[waits]], events.expected[sync.at[waits]]
@@ -35,7 +35,7 @@ def miscounts(sync: Synchronisation) -> Iterator[Finding]:
 
 
 def _holds(events: Events, waits: np.ndarray) -> np.ndarray:
-    """Whether there is anything in the cells that are waited for: a shorter part, or a route, may leave some empty."""
+    """Whether the cells that are waited for hold anything: a shorter part, or a route, may leave some empty."""
     holds = np.ones(len(waits), bool)
     for signals in events.program.signals:
         index = next(k for k, t in enumerate(events.program.tensors) if t.name == signals.tensor)
@@ -47,7 +47,7 @@ def _holds(events: Events, waits: np.ndarray) -> np.ndarray:
 
 
 def repeated(events: Events) -> Iterator[Finding]:
-    """Regions that a tile notifies more than once: a wait is for all notifications, so the first say nothing."""
+    """Findings for regions that a tile notifies more than once: a wait needs them all, so the first have no effect."""
     roles = [k for k, role in enumerate(events.program.roles) if _may_repeat(role)]
     told = np.flatnonzero((events.op == NOTIFY) & np.isin(events.role, roles))
     columns = (events.rank, events.role, events.tile, events.tensor, events.home, events.cell)
@@ -78,9 +78,9 @@ def _may_repeat(role: Role) -> bool:
 
 
 def unheard(sync: Synchronisation) -> list[str]:
-    """Notes on signals that are given and that nobody waits for."""
+    """Notes on signals that are notified, but that nobody waits for."""
     events = sync.events
-    tokens = [k for k, t in enumerate(events.program.tensors) if t.kind == "token"]  # of the last entries nobody asks
+    tokens = [k for k, t in enumerate(events.program.tensors) if t.kind == "token"]  # nobody waits for the last
     silent = np.flatnonzero(sync.notifies & ~sync.awaited[sync.signal] & ~np.isin(events.tensor[sync.at], tokens))
     notes = []
     for j in firsts(events.tensor[sync.at[silent]]):
@@ -100,7 +100,7 @@ def unheard(sync: Synchronisation) -> list[str]:
 
 
 def deadlocks(sync: Synchronisation, execution: Execution) -> list[Finding]:
-    """What the workers that are stuck wait for."""
+    """Findings for stuck workers: the waits that never end or, without any, one cycle of waits."""
     if not execution.stuck:
         return []
     events, waits = sync.events, np.array(list(execution.stuck.values()))
@@ -116,11 +116,11 @@ def deadlocks(sync: Synchronisation, execution: Execution) -> list[Finding]:
 
 
 Hop = tuple[int, int]
-"""A wait before which a worker stands for ever, and a notification it waits for."""
+"""A wait that never ends in a cycle, and a notification that it waits for."""
 
 
 def _cycle(sync: Synchronisation, execution: Execution, owed: dict[int, list[int]]) -> list[Hop]:
-    """The shortest cycle of workers that wait for each other, through one that surely is on a cycle."""
+    """The shortest cycle of workers that wait for each other, through a worker that is surely on a cycle."""
 
     def needs(worker: int) -> list[int]:
         return owed[int(sync.signal[execution.stuck[worker]])]
@@ -170,7 +170,7 @@ def _deadlock(sync: Synchronisation, execution: Execution, cycle: list[Hop]) -> 
 
 
 def _remedy(events: Events, waiting: list[int], owed: list[int]) -> str:
-    """What would end a cycle: each wait is for the notification of the same number, behind the next wait."""
+    """The change that would end a cycle. Each wait is for the notification of the same number, behind the next wait."""
     wait, notify, behind = waiting[0], owed[0], [*waiting[1:], waiting[0]]
     reused = events.program.tensors[events.tensor[wait]].kind == "token"
     if all(c[k] == c[w] for k, w in zip(owed, behind, strict=True) for c in (events.rank, events.role, events.tile)):

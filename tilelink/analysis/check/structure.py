@@ -1,20 +1,20 @@
-"""What the structure of a program shows for all sizes, worlds and routings: a run is safe.
+"""Proof by structure: a run of a program is safe at all sizes, in all worlds and for all routings.
 
-It does so where
+The structure shows this if
 1. each tensor that tiles write is written by one statement, whose view is another region or another rank's memory for
-   each tile, and covers the tensor in all; no condition guards it, but that an output may be written by those tiles
-   alone that are the first along a dimension, which is not empty then;
-2. that view is notified in the same place after it is written, if anybody waits for the tensor;
-3. what is read of such a tensor lies in what was waited for;
-4. roles wait for roles before them in program order only; those that take turns are one, but that a role with a wave
-   may wait for rows of its expert that an earlier one of these roles writes;
-5. nothing else is notified, so each tile gives the signals of what it writes, once;
-6. views lie in their tensors, and in the part that they name, and in memory of ranks of the world;
+   each tile, and all views cover the tensor; no condition guards the statement, except that an output may be written by
+   only the tiles that are the first along a dimension, if that dimension is not empty;
+2. the view is notified in the same place after the write, if anybody waits for the tensor;
+3. reads of such a tensor lie in what was waited for;
+4. roles wait only for roles before them in program order; roles that take turns count as one role, but a role with a
+   wave may wait for rows of its expert that an earlier one of these roles writes;
+5. nothing else is notified, so each tile notifies what it writes once;
+6. views lie in their tensors, in the parts that they name, and in memory of ranks of the world;
 7. outputs are written by their own rank.
-By 1 no two tiles write to one place, and all that is waited for is written. By 2 and 3 each read comes after the one
-write to what it reads. By 4 the roles end one after the other, whatever the order of their tiles; those with a wave do
-so turn by turn, and within a turn one after the other, as all ranks have as many experts. By 5 the number of
-notifications of a cell is that of the tiles in it, as derived. By 6 and 7 unrolling has nothing to refuse.
+By 1 no two tiles write to one place, and everything that is waited for is written. By 2 and 3 each read comes after the
+one write to what it reads. By 4 the roles end one after the other, whatever the order of their tiles. Roles with a wave
+do so turn by turn, and one after the other within a turn, since all ranks have as many experts. By 5 a cell gets as
+many notifications as it has tiles, as derived. By 6 and 7 unrolling has nothing to refuse.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ from tilelink.frontend.workload import members
 
 @dataclass(frozen=True)
 class RolePlace(ir.Place):
-    """Where a statement of a role stands."""
+    """The place of a statement in a role."""
 
     role: ir.Role
 
 
 def role_places(program: ir.TileProgram) -> list[RolePlace]:
-    """All statements of all roles, in order of the source."""
+    """The places of all statements of all roles, in order of the source."""
     return [RolePlace(p.statement, p.outer, p.rest, r) for r in program.roles for p in ir.places(r.body)]
 
 
 def why_not_structural(program: ir.TileProgram, sizes: Sizes | None = None) -> str:
-    """The first thing for which the structure does not suffice, with its line; "" where it does: at all sizes, but for
-    outputs that the first tile along an empty dimension would write at these, and for entries that do not exist."""
+    """The first reason why the structure does not suffice, with its line; "" if it suffices at all sizes. With `sizes`,
+    also finds entries that do not exist, and outputs that the first tile along an empty dimension would write."""
     reason = _why_not(program)
     if reason or sizes is None:
         return reason
@@ -104,8 +104,8 @@ def _why_not(program: ir.TileProgram) -> str:
 
 
 def _earlier_in_turn(writer: RolePlace, role: ir.Role, waited: ir.View, program: ir.TileProgram) -> bool:
-    """Whether what a role waits for, of one that it takes turns with, is written earlier in the same turn: both are
-    about rows of the tile's expert, and so is each of the signals."""
+    """Whether a role waits for rows that a role it takes turns with writes earlier in the same turn: the rows that are
+    written, the rows that are waited for and each of their signals belong to the tile's expert."""
     order = [r.name for r in program.roles]
     if not role.wave or order.index(writer.role.name) >= order.index(role.name):
         return False
@@ -120,12 +120,12 @@ def _earlier_in_turn(writer: RolePlace, role: ir.Role, waited: ir.View, program:
 
 
 def _of_tile(i: ir.Range | Expr, role: ir.Role) -> bool:
-    """Whether a range is that of a tile's rows, which are of its expert."""
+    """Whether a range is the rows of a tile, which belong to the tile's expert."""
     return isinstance(i, ir.Range) and i.segment is not None and i in (*role.walk.ranges, role.walk.sent)
 
 
 def _written_once(tensor: ir.Tensor, found: list[RolePlace], awaited: bool) -> str:
-    """Why a tensor is not written once by tiles that notify what they wrote; "" where it is."""
+    """Why a tensor is not written once by tiles that notify what they wrote; "" if it is."""
     name = tensor.name
     if tensor.buffers:
         return f"entries of {name} take turns in {tensor.buffers} buffers"
@@ -151,7 +151,7 @@ def _written_once(tensor: ir.Tensor, found: list[RolePlace], awaited: bool) -> s
 
 
 def _only_first(place: RolePlace) -> list[ir.Range] | None:
-    """The ranges along which only the first tile comes to a place, as all its conditions say; None where one says
+    """The ranges along which only the first tile reaches a place, by all of its conditions; None if a condition says
     something else."""
     ranges = [r for r in place.role.walk.ranges if r.part is None and r.segment is None]
     only = [next((r for r in ranges if c == sympy.Eq(r.start, 0)), None) for c in place.conditions]
@@ -160,7 +160,7 @@ def _only_first(place: RolePlace) -> list[ir.Range] | None:
 
 
 def _one_to_one(place: RolePlace, view: ir.View, tensor: ir.Tensor) -> bool:
-    """Whether the places that the tiles of a role write to are different, and are all of the tensor's."""
+    """Whether the tiles of a role write to different places, which together are all of the tensor."""
     walk = place.role.walk
     if any(count != WORLD for name, count in walk.axes if name != walk.expert):
         return False
@@ -187,19 +187,19 @@ def _one_to_one(place: RolePlace, view: ir.View, tensor: ir.Tensor) -> bool:
         return False
     told = [r for r in walk.ranges if r not in by_entry]
     left -= {r.part for r in told}  # the range of a tile says in whose part it lies
-    left -= {e for r in told if r.segment for e in vars(r.segment).values()}  # and rows, whose they are
+    left -= {e for r in told if r.segment for e in vars(r.segment).values()}  # and its segment whose rows it has
     if tensor.sharded is None and isinstance(view.home, Expr):
         entries.append(view.home)
     return _permutes(entries, left)
 
 
 def _all_of_expert(r: ir.Range) -> Expr | None:
-    """The expert all of whose rows a range is."""
+    """The expert whose rows a range covers completely; None if there is none."""
     return r.segment.expert if r.segment and r.segment.source is None and r.extent is None else None
 
 
 def _permutes(entries: list[Expr], left: set[sympy.Symbol]) -> bool:
-    """Whether ranks `left` give the entries, each from 0 to the world, one to one."""
+    """Whether the ranks in `left` give the entries one to one, where each entry takes all values below the world."""
     while entries:
         taken = next(((e, v) for e in entries for v in left if _shifted(e, v, left)), None)
         if taken is None:
@@ -219,7 +219,7 @@ def _shifted(e: Expr, v: sympy.Symbol, others: set[sympy.Symbol]) -> bool:
 
 
 def _contained(view: ir.View, waited: ir.View, place: RolePlace) -> bool:
-    """Whether a view lies in one that was waited for, whatever the sizes."""
+    """Whether a view lies in a view that was waited for, at all sizes."""
     if view.tensor != waited.tensor or view.home != waited.home:
         return False
     pairs = zip(view.index, waited.index, strict=True)
@@ -232,7 +232,7 @@ def _contained(view: ir.View, waited: ir.View, place: RolePlace) -> bool:
 
 
 def _misplaced(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> str:
-    """Why a view may reach out of its tensor, its part or the world, or is another rank's output; "" if it does not."""
+    """Why a view may leave its tensor, its part or the world, or be another rank's output; "" if it does not."""
     writes = isinstance(place.statement, ir.Write) and view == place.statement.target
     if writes and tensor.kind == "output" and view.home != RANK:
         return (
@@ -256,18 +256,18 @@ def _misplaced(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> str:
 
 
 def _begins(r: ir.Range, i: Expr, place: RolePlace) -> bool:
-    """Whether an entry is where a range of a tile begins, which holds it: no tile is empty along what it cuts."""
+    """Whether an entry is where a range of a tile begins. The range holds it: no tile is empty along what it cuts."""
     return r.start == i and r.extent is not None and r.part is None and r in place.role.walk.ranges
 
 
 def _numbered(dim: str, i: ir.Range | Expr) -> bool:
-    """Whether an entry of a view's index is a constant, which is an entry of the dimension at sizes that are larger."""
+    """Whether an index is a constant entry, which exists if the dimension is large enough."""
     return isinstance(i, sympy.Integer) and i >= 0 and dim != ir.RANKS_DIM
 
 
 def _lies(i: ir.Range, begin: Expr, end: Expr, place: RolePlace) -> bool:
-    """Whether a range lies in [begin, end), whatever the sizes: it is followed outwards, through the loops whose steps
-    it is, to the tile, its part and the dimension."""
+    """Whether a range lies in [begin, end), at all sizes. It is followed outwards, through the loops whose steps it is,
+    to the tile, its part and the dimension."""
     start, stops, ends = i.start, _least_of(i.stop), _least_of(end)
     loops = {symbol(x.name): x for x in place.loops}
     walk = place.role.walk
@@ -293,19 +293,20 @@ def _lies(i: ir.Range, begin: Expr, end: Expr, place: RolePlace) -> bool:
 
 
 def _ends(tile: ir.Range, last: Expr) -> set[Expr]:
-    """Where a tile ends at the latest: with its part, and of rows of a route, with those that there are in it."""
+    """Where a tile ends at the latest: at the end of its part and, for rows of a route, at the end of the rows in that
+    part."""
     rows = tile.segment and tile.part is not None
     return {last, end_of_rows(tile.segment.route, tile.dim, tile.part)} if rows and tile.segment else {last}
 
 
 def _least_of(e: Expr) -> set[Expr]:
-    """The expressions whose minimum it is."""
+    """The expressions whose minimum `e` is."""
     return set(e.args) if isinstance(e, Min) else {e}
 
 
 def _below(e: Expr, size: Expr, place: RolePlace) -> bool:
-    """Whether an integer is in [0, size), whatever the sizes: the own rank, a rank axis, the variable of a loop, what
-    is taken modulo, or a place of a node."""
+    """Whether an integer is in [0, size), at all sizes: the own rank, a rank axis, a loop's variable, a remainder, or a
+    place in a node."""
     nodes = floor_div(WORLD, PER_NODE)
     counts = {RANK: WORLD} | {symbol(name): count for name, count in place.role.walk.axes}
     loops = {symbol(x.name): x for x in place.loops}
@@ -319,7 +320,7 @@ def _below(e: Expr, size: Expr, place: RolePlace) -> bool:
         return e.args[1] == size and size in (WORLD, PER_NODE)
     if size == nodes:
         return isinstance(e, floor) and e.args[1] == PER_NODE and _below(e.args[0], WORLD, place)
-    if size == WORLD:  # what is not of a node times its ranks is a place of it
+    if size == WORLD:  # a node times its ranks, plus a place in the node
         node = sympy.expand(e).coeff(PER_NODE)
         rest = sympy.expand(e - node * PER_NODE)
         return node != 0 and _below(node, nodes, place) and _below(rest, PER_NODE, place)

@@ -1,12 +1,12 @@
-"""The waits and notifications of a run, in columns: all that decides in which orders its events can happen.
+"""The waits and notifications of a run, in columns. They alone decide in which orders its events can happen.
 
-Signals only grow and every wait is for all that its signal is given in a run. So whatever order the workers are run in,
-the same steps are reached in the end: if one execution comes to an end, each does (all workers being resident).
+Signals only grow, and every wait expects all notifications of its signal in the run. All executions therefore reach the
+same steps: if one execution comes to its end, each does (if all workers are resident).
 
-Which event comes before another in every execution ("happens-before") is program order (across a wait or a
-notification, where the threads of a worker meet), from each notification to all waits for its signal, and what follows.
-Most pairs that matter are ordered by one notification and one wait, which are looked up. For the rest there are vector
-clocks, with a component for each worker whose event has to come first.
+An event happens before another if it comes first in every execution. That follows from program order (across a wait or
+a notification, where the threads of a worker meet) and from notifications, which come before all waits for their
+signal. One notification and one wait order most pairs that matter; these are looked up. Vector clocks decide the rest,
+with a component for each worker whose event has to come first.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from tilelink.analysis.events import NOTIFY, WAIT, Events, word
 from tilelink.frontend.ir import token_name
 
 COLUMNS = 256
-"""Components of clocks that are computed at a time, which bounds their memory."""
+"""The most components of clocks that are computed at once; this bounds their memory."""
 
 
 class Synchronisation:
     """Waits and notifications ("steps"), in the order of `Events`, with their workers and signals numbered.
 
-    `at`: the event of each step; `notifies`: whether it is a notification; `worker`: a number for its rank and worker;
-    `signal`: a number for the word it is about; `first`: the first step of each worker, and the number of all steps.
-    A stretch of a worker's events between two steps is one step's `after` and the next one's `until`.
+    `at`: the event of each step. `notifies`: whether it is a notification. `worker`: the number of its worker, over all
+    ranks. `signal`: the number of its signal. `first`: the first step of each worker, then the number of all steps. The
+    events between two steps of a worker are `after` the first of them and `until` the second.
     """
 
     def __init__(self, events: Events) -> None:
@@ -49,21 +49,21 @@ class Synchronisation:
 
     @cached_property
     def awaited(self) -> np.ndarray:
-        """Whether anybody waits for a signal."""
+        """Whether anybody waits for each signal."""
         return np.bincount(self.signal[~self.notifies], minlength=len(self.codes)) > 0
 
     def after(self, k: np.ndarray) -> np.ndarray:
-        """The last step of its worker before each event; -1 where there is none."""
+        """The last step before each event on its worker; -1 if there is none."""
         step = np.searchsorted(self.at, k) - 1
         return np.where(step >= self.first[self.worker_of[k]], step, -1)
 
     def until(self, k: np.ndarray) -> np.ndarray:
-        """The number of steps of all workers up to each event: the first step of its worker after it, if it has one."""
+        """The first step after each event on its worker; if there is none, the first step of the next worker."""
         return np.searchsorted(self.at, k)
 
     @cached_property
     def notified(self) -> np.ndarray:
-        """How many notifications of its worker come before each step (one more entry: before the end of all)."""
+        """How many notifications of its worker come before each step; one more entry is for the end of all."""
         before = np.concatenate([[0], np.cumsum(self.notifies)])
         worker = np.append(self.worker, self.workers)
         return before - before[self.first[worker]]
@@ -71,14 +71,14 @@ class Synchronisation:
 
 @dataclass(frozen=True, eq=False)
 class Execution:
-    """The steps that were done, in order, and for each worker that is stuck the wait before which it stands."""
+    """The steps that were done, in order, and the wait before which each stuck worker stands."""
 
     done: np.ndarray
     stuck: dict[int, int]
 
 
 def execute(sync: Synchronisation) -> Execution:
-    """Runs each worker until it has to wait, and again once it need not."""
+    """Runs each worker until it has to wait, and goes on with it when the wait is over."""
     signal, notifies = sync.signal.tolist(), sync.notifies.tolist()
     first, missing = sync.first.tolist(), sync.given.tolist()
     impossible = sync.events.expected[sync.at] > sync.given[sync.signal]
@@ -112,8 +112,8 @@ def execute(sync: Synchronisation) -> Execution:
 
 
 class Before:
-    """`Before(sync, done)(x, y)`: whether events x come before events y, elementwise; `done`: the steps of a whole
-    execution, in order. Waits have to be for all that their signals are given."""
+    """`Before(sync, done)(x, y)`: whether events x come before events y in every execution, elementwise. `done`: the
+    steps of a complete execution, in order. Every wait must expect all notifications of its signal."""
 
     def __init__(self, sync: Synchronisation, done: np.ndarray) -> None:
         self.sync, self.done = sync, done
@@ -138,7 +138,7 @@ class Before:
         return ordered
 
     def directly(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Whether x comes before y by program order, or by one signal of a tensor related to theirs."""
+        """Whether x comes before y by program order, or by one signal of a related tensor."""
         sync, events = self.sync, self.sync.events
         same = sync.worker_of[x] == sync.worker_of[y]
         ordered = same & (sync.after(x) < sync.after(y))
@@ -151,7 +151,8 @@ class Before:
         return ordered
 
     def _by_signal(self, x: np.ndarray, y: np.ndarray, notifies: np.ndarray, waits: np.ndarray) -> np.ndarray:
-        """Two guesses at the signal: that of the notification after x, on the rank of y; that of the wait before y."""
+        """Whether one of two signals orders x before y: the signal of the first notification after x, on the rank of y;
+        or the signal of the last wait before y."""
         sync, events = self.sync, self.sync.events
         next_one = notifies[np.minimum(np.searchsorted(notifies, sync.until(x)), len(notifies) - 1)]
         at = sync.at[next_one]
@@ -172,7 +173,7 @@ class Before:
     # ---- clocks
 
     def _by_clocks(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Whether x comes before y: y has heard of the first notification of the worker of x after x."""
+        """Whether x comes before y: the worker of y has heard of the first notification after x on the worker of x."""
         sync = self.sync
         worker, until = sync.worker_of[x], sync.until(x)
         more = until < sync.first[worker + 1]
@@ -188,7 +189,7 @@ class Before:
         return heard >= number
 
     def _clocks(self, sources: np.ndarray, steps: np.ndarray, column: np.ndarray) -> np.ndarray:
-        """How many notifications of sources[column] a worker has heard of after a step, elementwise."""
+        """How many notifications of worker sources[column] a step's worker has heard of after the step, elementwise."""
         sync = self.sync
         columns = {int(w): c for c, w in enumerate(sources)}
         rows = [np.zeros(len(sources), np.int32)]
@@ -227,14 +228,14 @@ class Before:
 
 
 def related(sync: Synchronisation, tensor: int) -> tuple[int, ...]:
-    """Tensors whose signals tell of accesses to a tensor: itself, and the token with which its entries are released."""
+    """The tensors whose signals order accesses to a tensor: the tensor, and the token that releases its entries."""
     tensors = sync.events.program.tensors
     name = token_name(tensors[tensor].name)
     return (tensor, *(k for k, t in enumerate(tensors) if t.kind == "token" and t.name == name))
 
 
 def _join(rows: list[np.ndarray], told: list[tuple[int, int, int]]) -> np.ndarray:
-    """What is known once all of these notifications have come: (clock of the notifier, its component, its count)."""
+    """The clock after all of these notifications. `told`: (clock of the notifier, its component, its count)."""
     known = np.maximum.reduce([rows[r] for r in {r for r, _, _ in told} | {0}]).copy()
     own = [(c, n) for _, c, n in told if c >= 0]
     if own:
@@ -243,7 +244,7 @@ def _join(rows: list[np.ndarray], told: list[tuple[int, int, int]]) -> np.ndarra
 
 
 def _look_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(whether there is an entry, its value)."""
+    """(whether `keys` has each wanted key, its value)."""
     if not len(keys):
         return np.zeros(len(wanted), bool), np.zeros(len(wanted), np.int64)
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)

@@ -1,4 +1,4 @@
-"""Which arrows a picture of a timeline shows: from tiles that notify to the waits that they end."""
+"""The arrows in a picture of a timeline: from tiles that notify to the waits that they end."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MOST_ARROWS = 40
 
 
 def candidates(timeline: Timeline) -> tuple[list[Span], str]:
-    """The waits that arrows could show, the longest first, and between what they go: a rank or a worker.
+    """The waits that arrows could show, the longest first, and what the arrows go between: "rank" or "worker".
 
-    Of each tile, the last that really had to wait: what ended it came after it began.
+    A tile has at most one: the last wait that began before its cause notified, so that the tile really had to wait.
     """
     last: dict[int, tuple[Span, Span]] = {}
     for index, tile in timeline.tile_of.items():
@@ -39,10 +39,10 @@ def candidates(timeline: Timeline) -> tuple[list[Span], str]:
 
 
 def choose(layout: Layout, waits: list[Span]) -> list[tuple[float, float, float, float]]:
-    """Arrows to draw, as (x, y) of start and stop: as many as can be told apart.
+    """The arrows to draw, as (x, y) of start and stop: as many as can be told apart.
 
-    They go to the longest waits of each stretch of time, as the longest of all may be all at the start.
-    A tile may end the waits of many workers of a rank, and one arrow to each rank says so.
+    They go to the longest waits of each stretch of time, since the longest of all may all be at the start. A tile may
+    end the waits of many workers of a rank; one arrow to each rank shows that.
     """
     timeline = layout.timeline
     chosen: list[tuple[float, float, float, float]] = []

@@ -1,7 +1,7 @@
 """One self-contained HTML page of a timeline: the same from a simulation, an execution on the CPU and a run on GPUs.
 
-Rows are workers, grouped by rank; tiles are coloured by role, waits hatched, the critical path is outlined, and above
-the rows are the bytes under way. Beside it stands what workers were idle for. The page needs no network.
+Rows are workers, grouped by rank. Tiles are coloured by role, waits are hatched, and the critical path is outlined. The
+bytes under way stand above the rows, and the causes of idle time beside them. The page needs no network.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ BINS = 600
 
 @dataclass(frozen=True)
 class About:
-    """What is known of a run beyond its timeline, in the timeline's unit. What is None is derived from the timeline.
+    """Facts about a run beyond its timeline, in the timeline's unit. A fact that is None is derived from the timeline.
 
-    `whole`: all of the run, launch and leaving too. `idle`: by cause, the mean over workers. `path`: the critical path.
-    `verdict`: what decides the time. `facts`: further lines for the head, such as {"unfused": "1.81 ms"}. `until`:
-    where the axis ends that is seen first, so that pages can be compared; where the run does, if nothing is said.
+    `whole`: time of the whole run, with launch and leaving. `idle`: by cause, the mean over workers. `path`: the
+    critical path. `verdict`: what decides the time. `facts`: more lines for the head, such as {"unfused": "1.81 ms"}.
+    `until`: where the time axis ends at first, so that pages can be compared; by default where the run ends.
     """
 
     whole: float | None = None
@@ -51,7 +51,7 @@ def write_page(timeline: Timeline, path: str | PathLike[str], about: About | Non
 
 
 def _data(timeline: Timeline, about: About) -> dict[str, Any]:
-    """What the page draws. Spans are [row, role, start, stop, label, cause, kind], labels numbers of a list."""
+    """The data of the page. Spans are [row, role, start, duration, label, cause, kind], labels numbers of a list."""
     roles = list(timeline.roles)
     rows = [(rank, worker) for rank in timeline.ranks for worker in timeline.workers(rank)]
     row_of = {key: k for k, key in enumerate(rows)}

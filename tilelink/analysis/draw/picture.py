@@ -1,4 +1,4 @@
-"""A timeline as a PNG, by matplotlib."""
+"""A timeline as a PNG, drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALLEST_TEXT = 5.0
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things are: inches on the page, and rows (which grow downwards) in the plot."""
+    """Positions: inches on the page, and rows (which grow downwards) in the plot."""
 
     timeline: Timeline
 
@@ -49,12 +49,12 @@ class Layout:
 
     @cached_property
     def row(self) -> float:
-        """Inches of a row: as high as few workers allow, low enough for all on a page."""
+        """Inches of a row: high if there are few workers, low enough for all of them on a page."""
         return min(0.55, max(0.15, 7.5 / len(self.rows)), 30 / len(self.rows))
 
     @cached_property
     def edge(self) -> float:
-        """Points of the white line around tiles: thin enough to leave something of small ones."""
+        """Points of the white line around tiles, thin enough to leave something of small tiles."""
         width = median(s.duration for s in self.timeline.spans if s.kind == "tile") / self.per_inch
         return min(0.7, 0.1 * 72 * width, 0.06 * 72 * self.row)
 
@@ -69,28 +69,28 @@ class Layout:
 
     @cached_property
     def whole(self) -> float:
-        """The time axis; never empty, though all spans may be instants."""
+        """The length of the time axis; never 0, even if all spans are instants."""
         return self.timeline.makespan or 1.0
 
     @property
     def per_inch(self) -> float:
-        """Time that an inch stands for."""
+        """The time that an inch stands for."""
         return self.whole / (self.width - self.left - self.right)
 
     @property
     def least(self) -> float:
-        """Time that is drawn for tiles that take none, which would not be seen."""
+        """The time that is drawn for tiles that take none, so that they can be seen."""
         return 0.008 * self.per_inch
 
     def text_size(self, text: str, duration: float) -> float:
-        """Points of the largest text that fits into a tile; a letter is about 0.62 of its size wide."""
+        """Points of the largest text that fits into a tile. A letter is about 0.62 times as wide as its size."""
         lines = text.split("\n")
         wide = duration / self.per_inch * 72 / (0.62 * max(map(len, lines)) + 0.8)
         high = self.row * 72 * self.thick / (1.35 * len(lines) + 0.3)
         return min(8.0, wide, high)
 
     def box(self, left: float, width: float) -> tuple[float, float, float, float]:
-        """As fractions of the page, as high as the plot."""
+        """A box as fractions of the page, as high as the plot."""
         high = 1 - (self.top + self.bottom) / self.height
         return left / self.width, self.bottom / self.height, width / self.width, high
 
@@ -100,7 +100,7 @@ class Layout:
         return min(rows) - 0.5, max(rows) + 0.5
 
     def time(self, time: float) -> float:
-        """As drawn: the picture starts at 0, whatever the clock of the source."""
+        """A time as drawn: the picture starts at 0, whatever the clock of the source."""
         return time - self.origin
 
     @cached_property
@@ -113,12 +113,12 @@ class Layout:
 
 
 def png(timeline: Timeline, path: str | PathLike[str]) -> None:
-    """Draw the timeline as a PNG: a row a worker, grouped by rank; needs matplotlib.
+    """Draws the timeline as a PNG, with a row for each worker, grouped by rank. Needs matplotlib.
 
-    Tiles have the colour of their role; waits are the pale, hatched parts. Arrows go from tiles that notify
-    to the waits they end: between ranks (where there are none, between workers), and only as many as can be
-    told apart, to the longest waits, each the last of its tile that really had to wait. At the right is what the
-    workers of each rank spent their time on.
+    Tiles have the colour of their role; waits are the pale, hatched parts. Arrows go from tiles that notify to the
+    waits that they end: between ranks or, if there are none, between workers. Only as many are drawn as can be told
+    apart, to the longest waits, each the last of its tile that really had to wait. At the right is what the workers of
+    each rank spent their time on.
     """
     try:
         import matplotlib.style
@@ -155,7 +155,7 @@ def png(timeline: Timeline, path: str | PathLike[str]) -> None:
 
 
 def waiting(colour: str) -> dict[str, Any]:
-    """How a wait looks: pale and hatched."""
+    """The look of a wait: pale and hatched."""
     from matplotlib.colors import to_hex, to_rgb
 
     red, green, blue = (1 - 0.18 * (1 - part) for part in to_rgb(colour))
@@ -170,7 +170,7 @@ def luminance(colour: str) -> float:
 
 
 def draw_frame(axes: Axes, layout: Layout) -> None:
-    """The time axis, a label a worker, and a band with its name for each rank."""
+    """Draws the time axis, a label for each worker, and a band with its name for each rank."""
     timeline = layout.timeline
     axes.set_xlim(0, layout.whole)
     axes.set_ylim(layout.extent, 0)
@@ -182,7 +182,7 @@ def draw_frame(axes: Axes, layout: Layout) -> None:
     axes.grid(axis="x", color="white", linewidth=0.8)
     axes.set_axisbelow(True)
 
-    every = max(1, round(0.13 / layout.row))  # a label a row, unless rows are lower than text
+    every = max(1, round(0.13 / layout.row))  # a label for each row, unless rows are lower than text
     ticks = [(row, worker) for (_, worker), row in layout.rows.items() if worker % every == 0]
     peers = {worker: timeline.peer_of(worker) for _, worker in ticks}
     names = [str(worker) if peers[worker] is None else f"engine {peers[worker]}" for _, worker in ticks]
@@ -197,7 +197,7 @@ def draw_frame(axes: Axes, layout: Layout) -> None:
 
 
 def draw_head(figure: Figure, layout: Layout, arrows: str) -> None:
-    """Title, unit and source, and the legend; `arrows`: what it says about them, "" for none."""
+    """Draws title, unit and source, and the legend. `arrows`: the legend of arrows, "" for none."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -220,13 +220,13 @@ def draw_head(figure: Figure, layout: Layout, arrows: str) -> None:
 
 
 def note(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], **style: Any) -> None:
-    """Text at a fraction of the width and a row, moved by points."""
+    """Writes text at a fraction of the width and at a row, moved by points."""
     where: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
     axes.annotate(text, at, xytext=offset, annotation_clip=False, **where, **style)
 
 
 def draw_tiles(axes: Axes, layout: Layout) -> None:
-    """A bar a tile in the colour of its role, and one over it for each of its waits."""
+    """Draws a bar for each tile in the colour of its role, and a bar over it for each of its waits."""
     from matplotlib.collections import PolyCollection
 
     def corners(span: Span) -> list[tuple[float, float]]:
@@ -249,7 +249,7 @@ def draw_tiles(axes: Axes, layout: Layout) -> None:
 
 
 def draw_labels(axes: Axes, layout: Layout) -> None:
-    """What tiles are, right of their waits; for the roles most of whose tiles have room for it."""
+    """Draws the labels of tiles, right of their waits, for roles whose tiles mostly have room for them."""
     timeline = layout.timeline
     free = {i: s.start for i, s in enumerate(timeline.spans) if s.kind == "tile"}
     for wait, of in timeline.tile_of.items():
@@ -259,7 +259,7 @@ def draw_labels(axes: Axes, layout: Layout) -> None:
         rooms = {i: timeline.spans[i].stop - free[i] for i in tiles}
         most = sorted(rooms.values())[len(rooms) // 3]
         sizes = {}
-        for between in " \n":  # in one line, or a line a range
+        for between in " \n":  # in one line, or in one line for each range
             texts = [timeline.spans[i].label.replace(" ", between) for i in tiles]
             sizes[between] = min(layout.text_size(text, most) for text in texts)
         between = max(sizes, key=lambda b: sizes[b])
@@ -276,7 +276,7 @@ def draw_labels(axes: Axes, layout: Layout) -> None:
 
 
 def draw_shares(axes: Axes, layout: Layout) -> None:
-    """What the workers of each rank spent the makespan on: tiles and waits of each role, and neither."""
+    """Draws the shares of the makespan that the workers of each rank spent in tiles and in waits of each role."""
     timeline = layout.timeline
     axes.set_xlim(0, 1)
     axes.axis("off")
@@ -311,7 +311,7 @@ def draw_shares(axes: Axes, layout: Layout) -> None:
 
 
 def draw_arrows(axes: Axes, layout: Layout) -> str:
-    """Draw arrows from tiles that notified to the waits they ended; what the legend says about them."""
+    """Draws arrows from tiles that notified to the waits that they ended; returns their legend."""
     from matplotlib.patches import FancyArrowPatch
 
     waits, between = candidates(layout.timeline)

@@ -21,9 +21,9 @@ NANOSECOND = 0.001  # the resolution of trace viewers, in the microseconds of th
 def perfetto(timeline: Timeline) -> dict[str, Any]:
     """The timeline as trace events of Chrome's format, which ui.perfetto.dev opens.
 
-    Ranks are processes, workers threads, tiles and waits complete events, and a flow goes from the tile that
-    notified to the wait it ended. The format's microseconds are the timeline's unit, one to one; `otherData`
-    and the names of the processes say what they are.
+    Ranks are processes, workers are threads, and tiles and waits are complete events. A flow goes from the tile that
+    notified to the wait that it ended. A microsecond of the format is one unit of the timeline; `otherData` and the
+    names of the processes say which unit that is.
     """
     processes, threads = _identifiers(timeline)
     colours = timeline.colours(TRACE_COLOURS)
@@ -74,15 +74,15 @@ def perfetto(timeline: Timeline) -> dict[str, Any]:
 
 
 def write_perfetto(timeline: Timeline, path: str | PathLike[str]) -> None:
-    """Write `perfetto(timeline)` to a file that ui.perfetto.dev opens."""
+    """Writes `perfetto(timeline)` to a file that ui.perfetto.dev opens."""
     Path(path).write_text(json.dumps(perfetto(timeline), separators=(",", ":"), allow_nan=False))
 
 
 def _identifiers(timeline: Timeline) -> tuple[dict[int, int], dict[tuple[int, int], int]]:
-    """Process of each rank, thread of each worker.
+    """The process of each rank, and the thread of each worker.
 
-    Threads are unique over all processes, none has the number of its process (that would be its main thread),
-    and none is 0 (the idle thread): Perfetto treats those differently.
+    Threads are unique over all processes. None has the number of its process (that would be its main thread), and none
+    is 0 (the idle thread): Perfetto treats those differently.
     """
     workers = {rank: timeline.workers(rank) for rank in timeline.ranks}
     stride = max(1000, max((w + 2 for ws in workers.values() for w in ws), default=0))
@@ -96,11 +96,11 @@ def _metadata(what: str, pid: int, tid: int | None = None, **args: Any) -> Event
 
 
 def _flows(timeline: Timeline, place: Callable[[Span], Event]) -> list[Event]:
-    """The flows from tiles that notified to the waits they ended, and the marks that they are tied to.
+    """The flows from tiles that notified to the waits that they ended, and the marks that the flows are tied to.
 
-    Viewers tie the ends of a flow to spans, and Perfetto draws it from the stop of one to the start of the
-    other, turned around where the first started later. A wait starts before it is notified, so its arrow
-    would point backwards in time; marks at the two moments keep it right.
+    Viewers tie the ends of a flow to spans. Perfetto draws it from the stop of one to the start of the other, and turns
+    it around if the first started later. A wait starts before it is notified, so its arrow would point backwards in
+    time; marks at the two moments keep it right.
     """
     marks: dict[tuple[int | None, float], Event] = {}  # of tiles, which may notify many at once
     flows: list[Event] = []

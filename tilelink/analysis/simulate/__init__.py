@@ -1,4 +1,4 @@
-"""Simulation: a program's own events on a machine that is described by numbers (docs/performance-model.md)."""
+"""Simulation: the events of a program, timed on a machine that numbers describe (docs/performance-model.md)."""
 
 from tilelink.analysis.simulate.prediction import (
     FUSED,

@@ -1,8 +1,5 @@
-"""What takes how long on a machine when nobody else is there: steps, transfers (by which agent, on which way), and
-parts of a run; and what bounds it.
-
-Units: microseconds, bytes; a rate of 1 GB/s is 1e3 bytes a microsecond, 1 TFLOP/s is 1e6 operations.
-"""
+"""Costs on an idle machine: times of steps, of transfers (by which agent, on which way) and of parts of a run; and
+bounds."""
 
 from __future__ import annotations
 
@@ -25,21 +22,21 @@ GB_S = 1e3
 TFLOP_S = 1e6
 
 AGENTS = {"SMs": "load_store", "CopyEngine": "copy_engine"}
-"""The agent that moves a role's bytes to and from peers, by the kind of its resource; what an epilogue does is part of
-its producer's tile."""
+"""The agent that moves a role's bytes to and from peers, by the kind of its resource. Transfers of an epilogue are part
+of its producer's tile."""
 
 VIA = {"load-store": "load_store", "tma": "tma", "multicast": "multicast"}
-"""The agent, where a resource says by which way."""
+"""The agent, if a resource says by which way."""
 BULK = 16
-"""Bytes at whole multiples of which the copy engine for tiles reads and writes."""
+"""The copy engine for tiles reads and writes whole multiples of this many bytes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """Of each step: `alone`, microseconds on an idle machine without its transfers; `refill`, what it takes more where
-    the worker has waited for it in the middle of a product; `memory`, bytes to and from the rank's device memory. Of
-    each role: `agents`, and `multicasts`, whether what it stores to all ranks leaves once, and what it reads of all
-    ranks enters once, added up by the fabric."""
+    """For each step: `alone`, microseconds on an idle machine without its transfers; `refill`, microseconds more if the
+    worker has waited for it in the middle of a product; `memory`, bytes to and from the rank's device memory. For each
+    role: `agents`; and `multicasts`, whether its stores to all ranks leave once, and its reads of all ranks enter once,
+    added up by the fabric."""
 
     alone: np.ndarray
     refill: np.ndarray
@@ -49,7 +46,7 @@ class Costs:
 
 
 def costs(steps: Steps, machine: Machine, agents: Mapping[str, str]) -> Costs:
-    """Costs of all steps. `agents`: by role, where it is not the one of the role's resource."""
+    """The costs of all steps. `agents`: agents that replace the one of a role's resource, by role."""
     program = steps.events.program
     rate = machine.matmul_rate(dtype_of(program)) / machine.sms * TFLOP_S
     product = steps.operations > 0
@@ -59,7 +56,7 @@ def costs(steps: Steps, machine: Machine, agents: Mapping[str, str]) -> Costs:
             steps.operations / rate,
             traffic / (machine.l2_rate * GB_S),
             steps.read / (_l2_share(steps, machine) * GB_S),
-            np.where(product, 2 * steps.read, 0) / (machine.shared_rate * GB_S),  # in once, and out once
+            np.where(product, 2 * steps.read, 0) / (machine.shared_rate * GB_S),  # each byte goes in once, and out once
         ]
     )
     head = product & _first(steps.tile, product)
@@ -67,12 +64,12 @@ def costs(steps: Steps, machine: Machine, agents: Mapping[str, str]) -> Costs:
     chosen = tuple(machine.agent(name) for name in names)
     on_sm = np.array([a.on_sm for a in chosen])[steps.events.role[steps.event]]
     alone = np.where(on_sm, busy + np.where(head, machine.tile_us, 0), 0)
-    refill = np.where(product & ~head, machine.tile_us / 2, 0)  # assumed: to fill the pipeline takes half of it
+    refill = np.where(product & ~head, machine.tile_us / 2, 0)  # assumed: filling the pipeline takes half of `tile_us`
     return Costs(alone, refill, steps.fetched + steps.written, chosen, tuple(name == "multicast" for name in names))
 
 
 def _l2_share(steps: Steps, machine: Machine) -> float:
-    """GB/s that L2 gives to a worker where all workers of a rank that multiply read."""
+    """GB/s that L2 gives to one worker when all workers of a rank that multiply read."""
     workers = np.column_stack([steps.of_tiles("rank"), steps.of_tiles("worker")])[steps.multiplies]
     of_ranks = np.bincount(np.unique(workers, axis=0)[:, 0].astype(int))
     return machine.l2_total / float(of_ranks.max(initial=1))
@@ -81,35 +78,36 @@ def _l2_share(steps: Steps, machine: Machine) -> float:
 def agent_of(
     role: Role, program: TileProgram, sizes: Sizes, machine: Machine, agents: Mapping[str, str]
 ) -> str:  # fmt: skip
-    """The name of the agent that moves a role's bytes. Kernels load and store where a machine has no copy engine for
-    tiles, or it can't copy the lines of a tensor; and, in their portable form, what they multiply."""
+    """The name of the agent that moves a role's bytes. A role with `via="tma"` loads and stores if the machine has no
+    copy engine for tiles, or if that engine can't copy the lines of a tensor; and if it multiplies, as portable kernels
+    do."""
     if role.name in agents:
         return agents[role.name]
     kind = type(role.resource).__name__
     if kind not in AGENTS:
-        raise ScheduleError(f"{role.name} runs on {kind}, of which the model knows nothing", role.site)
+        raise ScheduleError(f"{role.name} runs on {kind}, which the model does not know", role.site)
     via = VIA.get(role.resource.via, AGENTS[kind])
     by_threads = via not in machine.agents or role.multiplies or not _has_whole_lines(role, program, sizes)
     return AGENTS[kind] if via == "tma" and by_threads else via
 
 
 def _has_whole_lines(role: Role, program: TileProgram, sizes: Sizes) -> bool:
-    """Whether the lines of all tensors that a role copies begin at whole `BULK` bytes."""
+    """Whether the lines of all tensors that a role copies begin at multiples of `BULK` bytes."""
     copied = {v.tensor for s in ir.every(ir.Copy, role.body) for v in (s.source, s.target)}
     tensors, lengths = (t for t in program.tensors if t.name in copied), dict(sizes.dims)
     return all(lengths.get(t.dims[t.contiguous], 0) * ITEM_SIZE[t.dtype] % BULK == 0 for t in tensors)
 
 
 def dtype_of(program: TileProgram) -> str:
-    """The dtype of products: that of what comes in."""
+    """The dtype of products, taken from the first input."""
     return next((t.dtype for t in (*program.inputs, *program.tensors)), "float32")
 
 
 @dataclass(frozen=True, eq=False)
 class Wires:
-    """Of each transfer: `out` and `into`, the servers on its way (the same one, where a link is for one pair of ranks);
-    `leaving` and `entering`, microseconds that it keeps them busy; `own`, what the agent takes at its own rate;
-    `setup`; `waited_for`, whether the worker waits for its arrival. `servers`: how many there are."""
+    """For each transfer: `out` and `into`, the servers on its way (one server, if a link joins one pair of ranks);
+    `leaving` and `entering`, microseconds that it keeps them busy; `own`, microseconds at the agent's own rate;
+    `setup`; `waited_for`, whether the worker waits for its arrival. `servers`: their number."""
 
     out: np.ndarray
     into: np.ndarray
@@ -122,7 +120,7 @@ class Wires:
 
 
 def way(steps: Steps, costs: Costs, machine: Machine) -> Wires:
-    """The ways of all transfers. Between nodes they go through the NICs of both ranks, whoever moves them."""
+    """The ways of all transfers. Between nodes they go through the NICs of both ranks, whichever agent moves them."""
     world = steps.events.sizes.world
     role = _role_of_transfers(steps)
     source, target, pushed = steps.source, steps.target, steps.pushed
@@ -169,8 +167,8 @@ def _role_of_transfers(steps: Steps) -> np.ndarray:
 
 
 def _again(steps: Steps, costs: Costs) -> np.ndarray:
-    """Transfers of a multicast after its first: the fabric copies what has left the rank once, or adds up what enters
-    it once."""
+    """Whether a transfer is of a multicast, but not its first: the fabric copies what has left the rank once, or adds
+    up what enters it once."""
     multicast = np.array(costs.multicasts)[_role_of_transfers(steps)]
     kind = 2 * steps.transfer_step + steps.pushed
     again = np.ones(len(kind), bool)
@@ -182,7 +180,7 @@ def _again(steps: Steps, costs: Costs) -> np.ndarray:
 
 
 def compute(steps: Steps, costs: Costs, machine: Machine) -> float:
-    """The tiles that multiply, dealt out to all SMs in order, as if everything they wait for were there."""
+    """Microseconds of the tiles that multiply, dealt out to all SMs in order, as if waits took no time."""
     ranks, size, slowest = steps.of_tiles("rank"), len(steps.tile_event), 0.0
     took = np.bincount(steps.tile, weights=costs.alone, minlength=size)
     moved = np.bincount(steps.tile, weights=costs.memory, minlength=size) / (machine.memory_rate * GB_S)
@@ -197,15 +195,15 @@ def compute(steps: Steps, costs: Costs, machine: Machine) -> float:
 
 
 def collective(steps: Steps, machine: Machine, times: int = 1) -> float:
-    """A collective of the library that moves `times` as many bytes, with its launch."""
+    """Microseconds of a library's collective that moves `times` as many bytes, with its launch."""
     if not steps.talks:
         return 0.0
     return machine.launch_us + machine.collective_us + times * most_moved(steps) / (machine.collective * GB_S)
 
 
 def workers_least(steps: Steps, costs: Costs, machine: Machine) -> float:
-    """What the busiest workers take for their own work and transfers, spread evenly over the workers of a role: no run
-    of these steps is faster."""
+    """A lower bound on any run of these steps, in microseconds: the work and transfers of the busiest workers, spread
+    evenly over the workers of a role."""
     busy = costs.alone.copy()
     own = np.bincount(steps.transfer_step, weights=way(steps, costs, machine).own, minlength=len(steps))
     np.maximum(busy, own, out=busy)
@@ -217,13 +215,13 @@ def workers_least(steps: Steps, costs: Costs, machine: Machine) -> float:
 
 
 def moving_least(steps: Steps, costs: Costs, machine: Machine) -> float:
-    """What the bytes between ranks take at the rate of the fastest agent: no run of these steps is faster."""
+    """A lower bound on any run of these steps, in microseconds: the bytes between ranks at the fastest agent's rate."""
     return most_moved(steps, costs) / (usable(machine, steps.events.sizes.world) * GB_S)
 
 
 def bounds(steps: Steps, costs: Costs, machine: Machine) -> dict[str, float]:
-    """What no schedule of these tiles can be faster than, by what sets it: operations at the rate of all SMs, bytes
-    between ranks at the fastest agent's, and each input read once and all that is written."""
+    """Lower bounds on all schedules of these tiles, in microseconds, by their cause: operations at the rate of all SMs,
+    bytes between ranks at the fastest agent's rate, and reading each input once and writing all results."""
     world = steps.events.sizes.world
     ranks = steps.events.rank[steps.event]
     operations = np.bincount(ranks, weights=steps.operations, minlength=world).max(initial=0.0)
@@ -236,7 +234,7 @@ def bounds(steps: Steps, costs: Costs, machine: Machine) -> dict[str, float]:
 
 
 def _inputs_read(events: Events) -> np.ndarray:
-    """Of each rank the bytes of its inputs that tiles read, each byte once."""
+    """For each rank, the bytes of its inputs that tiles read; each byte counts once."""
     world, found = events.sizes.world, np.zeros(events.sizes.world)
     reads = (events.op == READ) & (events.home == events.rank) & ~events.picked
     for k, tensor in enumerate(events.program.tensors):
@@ -254,14 +252,14 @@ def _inputs_read(events: Events) -> np.ndarray:
 
 
 def usable(machine: Machine, world: int) -> float:
-    """GB/s that leave a rank at most, or reach it: the saturation of the fastest agent, on all links of the rank."""
+    """The most GB/s that leave or reach a rank: the saturation of the fastest agent, on all links of the rank."""
     fastest = max(a.saturation for n, a in machine.agents.items() if n != "nic")
     return fastest * (max(1, world - 1) if machine.links == MESH else 1)
 
 
 def most_moved(steps: Steps, costs: Costs | None = None) -> float:
-    """Bytes that leave or reach the rank that most leave or reach. With `costs`, what is multicast leaves once, and
-    what the fabric adds up enters once."""
+    """Bytes that leave or reach the rank where they are most. With `costs`, a multicast leaves once, and what the
+    fabric adds up enters once."""
     again = np.zeros(len(steps.size), bool) if costs is None else _again(steps, costs)
     ways = (steps.source, again & steps.pushed), (steps.target, again & ~steps.pushed)
     moved = (np.bincount(rank, weights=np.where(free, 0, steps.size)) for rank, free in ways)

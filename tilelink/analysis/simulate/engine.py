@@ -1,8 +1,8 @@
 """The discrete-event engine: workers go through their steps, and share links, device memory and signals.
 
-Links, the way out and the way in of a rank, and its device memory are servers: who comes first is served first, and a
-server is never idle while somebody waits. Work is begun in order of time, so servers see it in that order; waits
-and notifications only carry times, and are settled as soon as they are known.
+Servers are the links (with a switch, a rank's way out and its way in) and the device memory of each rank. A server
+serves in order of arrival, and is never idle while somebody waits. Work begins in order of time, so servers see it in
+that order. Waits and notifications only carry times, and are settled as soon as these are known.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tilelink.errors import StuckError
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Times of a simulated run, in microseconds: of every tile, and how long its transfers kept it beyond its own work;
-    of every wait that took any (its step, begin and end, and the tile whose notification ended it); of every
-    transfer."""
+    """Times of a simulated run, in microseconds. Each tile: start, stop, and how long its transfers kept it beyond its
+    own work. Each wait that took any time: its step, begin and end, and the tile whose notification ended it. Each
+    transfer: start and stop."""
 
     tile_start: np.ndarray
     tile_stop: np.ndarray
@@ -44,21 +44,21 @@ class Run:
 
 
 def run(steps: Steps, costs: Costs, machine: Machine, starts: np.ndarray) -> Run:
-    """Runs all workers; those of rank r start at starts[r]. Raises StuckError where nobody can go on."""
+    """Runs all workers; the workers of rank r start at starts[r]. Raises StuckError if no worker can go on."""
     engine = _Engine(steps, costs, machine)
     engine.go(starts)
     return engine.result()
 
 
 def compact(column: np.ndarray) -> array[Any]:
-    """A column as an array of Python's: integers, or doubles."""
+    """A column as a Python array of integers or doubles."""
     made = array("d" if column.dtype == np.float64 else "q")
     made.frombytes(column.astype(np.float64 if made.typecode == "d" else np.int64).tobytes())
     return made
 
 
 class _Engine:
-    """The state of a run. A loop over scalars reads arrays of Python's ten times as fast as numpy's."""
+    """The state of a run. It is in Python's arrays: a loop over scalars reads these ten times as fast as numpy's."""
 
     def __init__(self, steps: Steps, costs: Costs, machine: Machine) -> None:
         self.steps, self.machine = steps, machine
@@ -108,7 +108,7 @@ class _Engine:
             self.stuck()
 
     def settle(self, worker: int, time: float) -> None:
-        """Goes through waits and notifications, up to the next work or a wait that is not over yet."""
+        """Takes a worker through waits and notifications, up to its next work or a wait that is not over yet."""
         step, last = self.next[worker], self.last[worker]
         while step < last:
             kind, tile = self.kind[step], self.tile[step]
@@ -135,7 +135,7 @@ class _Engine:
         self.next[worker] = step
 
     def notified(self, step: int, worker: int, time: float) -> float:
-        """A notification is made after the worker's stores have arrived; it is seen by polling."""
+        """When a notification is made: after the worker's stores have arrived. Its waiters see it later, by polling."""
         machine, cell = self.machine, self.cell[step]
         time = max(time, self.stored[worker])
         if self.far[step]:
@@ -160,7 +160,7 @@ class _Engine:
         if self.memory[step]:
             done = max(done, self.serve(self.memory_of[worker], time, self.memory[step]))
         computed = done
-        busy = time  # with one transfer after the other, at the worker's own rate
+        busy = time  # until here, with one transfer after the other at the worker's rate
         for k in range(self.moves[step], self.moves[step + 1]):
             busy += self.own[k]
             done = max(done, self.move(k, worker, time, busy))
@@ -169,9 +169,8 @@ class _Engine:
         return done
 
     def move(self, k: int, worker: int, time: float, busy: float) -> float:
-        """When the worker may go on after a transfer that begins now, and which it is busy with until then at least:
-        once it has what it pulls, once it has sent what it pushes; that has arrived later, which notifications wait
-        for."""
+        """When the worker may go on after a transfer that begins now: once it has what it pulls, or has sent what it
+        pushes, and not before `busy`. Pushed bytes arrive later; notifications wait for their arrival."""
         out, into = self.out[k], self.into[k]
         sent = self.serve(out, time, self.leaving[k])
         arrived = self.serve(into, time, self.entering[k]) if into != out else sent
@@ -201,7 +200,7 @@ class _Engine:
         )  # fmt: skip
 
     def stuck(self) -> None:
-        """Names the first worker that can't go on."""
+        """Raises StuckError, which names the first worker that can't go on."""
         worker = next(k for k, (n, m) in enumerate(zip(self.next, self.last, strict=True)) if n < m)
         events, step = self.steps.events, self.next[worker]
         event = int(self.steps.event[step])

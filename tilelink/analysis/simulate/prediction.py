@@ -40,7 +40,7 @@ from tilelink.frontend.sizes import Sizes
 
 @dataclass(frozen=True)
 class Interval:
-    """A run takes between `least` and `most` of its predicted time more than that; `source`: who measured it."""
+    """A run takes longer than predicted by `least` to `most` of its predicted time; `source`: where these come from."""
 
     least: float
     most: float
@@ -55,25 +55,25 @@ class Interval:
 
 
 OUTSIDE = "predictions are 27 % off, and 28 of these took longer than predicted"
-"""Of 29 published rows that are on no page of ours; counted by others at commit eef3fdf."""
+"""About 29 published rows that are on no page of ours; others counted them at commit eef3fdf."""
 
 FUSED = Interval(0.0, 0.35, f"compared with 29 published times, {OUTSIDE}")
 UNFUSED = Interval(-0.10, 0.15, "all 26 unfused rows of docs/validation.md lie in it")
-"""Both of other people's kernels, on descriptions of machines that nothing was fitted to. `FUSED` is rough: of the 41
-fused rows of docs/validation.md 19 lie in it, 9 were faster (by 12 % at most), 13 slower (by 71 % at most, FLUX's
-GEMM+RS). tests/plans/test_margin.py counts them."""
+"""Both intervals are about other people's kernels, on descriptions of machines that nothing was fitted to. `FUSED` is
+rough: of the 41 fused rows of docs/validation.md, 19 lie in it, 9 were faster (by 12 % at most), and 13 slower (by 71 %
+at most, FLUX's GEMM+RS). tests/plans/test_margin.py counts them."""
 JUDGED = 512
-"""Published rows have so many rows of tokens at least."""
+"""The fewest rows of tokens of any published row."""
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
     """A simulated run. All times in microseconds, from the launch; predicted, never measured.
 
-    `makespan_us`: until the last rank has left. `compute_us`: the tiles that multiply alone, on the SMs that it has.
-    `comm_us`: what moves between ranks alone. `bound_us`: no schedule on this machine is faster. `unfused_us`: the
-    multiplying tiles on all SMs, and before or after them a collective of the library; None where the program has not
-    both. `agents`: as `simulate` was given them.
+    `makespan_us`: until the last rank has left. `compute_us`: the tiles that multiply, alone, on the SMs that the run
+    has. `comm_us`: the transfers between ranks, alone. `bound_us`: no schedule on this machine is faster. `unfused_us`:
+    the multiplying tiles on all SMs, and before or after them a collective of the library; None if the program lacks
+    one of the two. `agents`: as `simulate` was given them.
     """
 
     machine: Machine
@@ -114,7 +114,7 @@ class Prediction:
 
     @property
     def interval_us(self) -> tuple[float, float]:
-        """The times between which a run lies that is predicted to take as long: `FUSED`."""
+        """The times between which the run lies, by `FUSED`."""
         return FUSED.of(self.makespan_us)
 
     @property
@@ -123,23 +123,23 @@ class Prediction:
 
     @property
     def link_rate(self) -> float:
-        """GB/s out of, or into, the rank with most to send or get, on average over the run."""
+        """GB/s out of or into the rank that sends or gets most, on average over the run."""
         return most_moved(self.steps, self.costs) / (self.makespan_us * GB_S) if self.makespan_us else 0.0
 
     @property
     def link_limit(self) -> float:
-        """GB/s that `link_rate` can be at most; it is in one direction, and less than what a link is sold as."""
+        """The most GB/s that `link_rate` can be. It counts one direction, and is less than a link's advertised rate."""
         return usable(self.machine, self.steps.events.sizes.world)
 
     @property
     def off_sm(self) -> frozenset[str]:
-        """Roles whose workers are no SMs."""
+        """Roles whose workers are not SMs."""
         roles = self.steps.events.program.roles
         return frozenset(r.name for r, a in zip(roles, self.costs.agents, strict=True) if not a.on_sm)
 
     @cached_property
     def idle_us(self) -> Mapping[str, float]:
-        """Time in which an SM had nothing to do, by what it waited for; the mean over all SMs of all ranks."""
+        """Time in which an SM had nothing to do, by cause: the mean over all SMs of all ranks."""
         sizes = self.steps.events.sizes
         found = idle(self.timeline, self.machine.free_sms * sizes.world, (0.0, self.makespan_us), self.off_sm)
         return MappingProxyType(found)
@@ -157,15 +157,15 @@ class Prediction:
 
     @cached_property
     def shares_us(self) -> Mapping[str, float]:
-        """What the critical path is made of: the tiles of each role, and `OTHER`."""
+        """Microseconds of the critical path: the tiles of each role, and `OTHER`."""
         shares: dict[str, float] = defaultdict(float)
         for link in self.critical_path:
             shares[link.role if link.kind == "tiles" else OTHER] += link.duration
         return MappingProxyType(shares)
 
     def with_workers(self, role: str, count: int) -> Prediction:
-        """The same run with another number of workers for a role, by its name in schedules. Raises ScheduleError
-        where the machine has too few SMs, and StuckError where no rank could go on."""
+        """The same run with `count` workers for a role, by its name in schedules. Raises ScheduleError if the machine
+        has too few SMs, and StuckError if no rank could go on."""
         events = self.steps.events
         changed = tuple(
             replace(r, resource=replace(r.resource, count=count))
@@ -178,12 +178,12 @@ class Prediction:
 
     @cached_property
     def verdict(self) -> str:
-        """What decides the time, for a person."""
+        """A text that says what decides the time."""
         return verdict(self)
 
     @cached_property
     def timeline(self) -> Timeline:
-        """What every worker did when."""
+        """The tiles, waits and transfers of every worker, with their predicted times."""
         events, steps, run = self.steps.events, self.steps, self.run
         heading = f"{events.title} · {self.machine.title}", MICROSECONDS, PREDICTED
         waits = (steps.event[run.wait_step], run.wait_start, run.wait_stop, run.wait_cause)
@@ -213,7 +213,7 @@ class Prediction:
 
 
 def rounded(value: Any) -> Any:
-    """What an answer says, its times in microseconds as they are printed, with three digits."""
+    """An answer with its times in microseconds as they are printed, with three digits."""
     if isinstance(value, Mapping):
         return {key: rounded(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
@@ -224,9 +224,9 @@ def rounded(value: Any) -> Any:
 def simulate(
     program: TileProgram, sizes: Sizes, machine: Machine, agents: Mapping[str, str] | None = None
 ) -> Prediction:
-    """Predicts a run of the program. `agents`: by role, another agent than that of its resource, such as
-    {"gather": "copy_engine"}: a question of the kind "what if". Raises MachineError, MachineMemoryError, what unrolling
-    raises, and UnsafeProgramError for a program that the check finds unsafe: there is no saying how long it takes."""
+    """Predicts a run of the program. `agents`: agents that replace the one of a role's resource, by role, such as
+    {"gather": "copy_engine"}, to ask "what if". Raises MachineError, MachineMemoryError, what unrolling raises, and
+    UnsafeProgramError if the check finds the program unsafe: its time can't be predicted."""
     agents = dict(agents or {})
     steps = steps_of(program, sizes, machine, agents)
     check_events(steps.events).raise_if_unsafe()
@@ -234,7 +234,7 @@ def simulate(
 
 
 def steps_of(program: TileProgram, sizes: Sizes, machine: Machine, agents: Mapping[str, str]) -> Steps:
-    """The steps of a run on a machine with so many SMs, so large an L2 cache and so much memory; see `simulate`."""
+    """The steps of a run with the SMs and the L2 cache of a machine, if it fits into its memory; see `simulate`."""
     for role in agents:
         if all(r.name != role for r in program.roles):
             roles = [r.name for r in program.roles]
@@ -253,16 +253,16 @@ def predict(steps: Steps, machine: Machine, agents: Mapping[str, str]) -> Predic
     """Predicts the run of these steps."""
     events = steps.events
     made = costs(steps, machine, agents)
-    word = machine.flight_us + machine.poll_us if steps.talks else 0.0  # of another rank
+    word = machine.flight_us + machine.poll_us if steps.talks else 0.0  # until a rank sees another rank's word
     late = np.arange(events.sizes.world) / max(1, events.sizes.world - 1) * machine.skew_us
-    if steps.talks:  # all hear of the last one's entry before they start, and of its leaving in the end
+    if steps.talks:  # all ranks see the last one enter before they start, and leave in the end
         late = np.maximum(late, late.max() + word)
     whole = run(steps, made, machine, machine.launch_us + _published(events, machine) + late)
     return Prediction(machine, agents, steps, whole, whole.stop + word, made)
 
 
 def _published(events: Events, machine: Machine) -> float:
-    """Copying the inputs that peers read into the slot, before the kernel."""
+    """Microseconds of copying the inputs that peers read into the slot, before the kernel."""
     program, sizes = events.program, events.sizes
     nbytes = sum(bytes_on(program.tensor(name), sizes) for name in program.published)
     return machine.launch_us + 2 * nbytes / (machine.memory_rate * GB_S) if nbytes else 0.0

@@ -1,8 +1,7 @@
 """Steps: the events of a run, folded to what a simulation goes through one after the other.
 
-A step is a wait, a notification, or the work between two of them: operations, bytes to and from the rank's own
-memory, transfers to and from peers; what a tile that multiplies stores to peers is a step of its own. Nothing is timed
-here.
+A step is a wait, a notification, or the work between two of them: operations, bytes to and from the rank's own memory,
+and transfers to and from peers. The stores of a multiplying tile to peers are a separate step. Nothing is timed here.
 """
 
 from __future__ import annotations
@@ -23,13 +22,11 @@ PER_TRANSFER = ("transfer_step", "source", "target", "size", "pushed")
 class Steps:
     """Steps in columns, in the order in which each worker goes through them.
 
-    Of a step: `kind` (WORK, WAITING or NOTIFYING), `event` (the first of its events), `tile` (index of the tiles
-    below), `cell` (flat number over all ranks; of a wait and a notification), `far` (a notification of another rank).
-    Of work: `operations`, `read` and `written` (bytes of own memory), `fetched` (bytes of `read` that the L2 cache does
-    not hold).
-    Of a transfer: `transfer_step`, `source`, `target` (ranks), `size` in bytes, `pushed` (the target's peer stores).
-    Of a tile: `tile_event`, the first of its events.
-    `first` and `last`: steps of worker k are first[k]:last[k]; `worker_rank`: the rank that it is of.
+    Each step: `kind` (WORK, WAITING or NOTIFYING); `event`, its first event; `tile`, an index of the tiles below;
+    `cell`, the flat number over all ranks, if it waits or notifies; `far`, whether it notifies another rank. Work:
+    `operations`; `read` and `written`, bytes of own memory; `fetched`, bytes of `read` that the L2 cache does not hold.
+    Each transfer: `transfer_step`; `source` and `target`, ranks; `size` in bytes; `pushed`, whether the source stores
+    it. Each tile: `tile_event`, its first event. Worker k: its steps first[k]:last[k]; its rank worker_rank[k].
     """
 
     events: Events
@@ -58,7 +55,7 @@ class Steps:
 
     @property
     def talks(self) -> bool:
-        """Whether ranks have to do with each other."""
+        """Whether ranks exchange bytes or signals."""
         return bool(len(self.size) or self.far.any())
 
     @cached_property
@@ -71,7 +68,7 @@ class Steps:
         return np.asarray(getattr(self.events, column)[self.tile_event])
 
     def only(self, mask: np.ndarray) -> Steps:
-        """Those steps alone, with their transfers."""
+        """The steps in the mask, with their transfers."""
         number = np.cumsum(mask) - 1
         kept = mask[self.transfer_step]
         per_step = {n: getattr(self, n)[mask] for n in PER_STEP}
@@ -137,8 +134,8 @@ def fold(events: Events, l2: float) -> Steps:
 
 
 def _told_anew(steps: Steps) -> np.ndarray:
-    """Steps but for waits of a worker that has waited for the same cell: signals only grow in a run, so these take no
-    time. Workers that wait for all rows of a tensor, tile by tile, have many of them."""
+    """Whether a step is no repeated wait of a worker for the same cell: signals only grow in a run, so repeated waits
+    take no time. Workers that wait for all rows of a tensor, tile by tile, have many of them."""
     anew = steps.kind != WAITING
     waits = np.flatnonzero(~anew)
     worker = np.repeat(np.arange(len(steps.first)), steps.last - steps.first)[waits]
@@ -153,12 +150,12 @@ def _before(column: np.ndarray) -> np.ndarray:
 
 
 def _fetched(events: Events, mask: np.ndarray, l2: float) -> np.ndarray:
-    """Bytes of each read of own memory that come from device memory: those of a region that no tile has read since
+    """For each read of own memory, the bytes that come from device memory: all, if no tile has read the region since
     more bytes than the cache holds went through it.
 
-    Tiles of a role are taken in order, as many at once as it has workers: a wave, in which every region is brought in
-    once. Bytes between two reads of a region are those that the waves between them bring in, those of other roles
-    aside. Rows that integers pick are brought in by each read.
+    Tiles of a role are taken in order, as many at once as it has workers. Each of these waves brings in every region
+    once. The bytes between two reads of a region are what the waves between them bring in, without other roles. Each
+    read brings in rows that integers pick.
     """
     fetched = np.where(events.picked, events.amount, 0)
     chosen = np.flatnonzero(mask & ~events.picked)
@@ -186,7 +183,7 @@ def _fetched(events: Events, mask: np.ndarray, l2: float) -> np.ndarray:
 
 
 def _groups(rows: np.ndarray) -> np.ndarray:
-    """A number for each distinct row, the same for equal rows."""
+    """A number for each row; equal rows have the same number."""
     number = np.zeros(len(rows), np.int64)
     for column in rows.T:
         _, codes = np.unique(column, return_inverse=True)

@@ -1,4 +1,4 @@
-"""What decides how long a predicted run takes, in words for a person; what other workers would change is simulated."""
+"""The verdict on a predicted run: what decides its time, in words. The effect of other workers is simulated."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from tilelink.analysis.simulate.prediction import Prediction
 
 OTHER = "launch and signals"
-"""What of a critical path is no tile of a role."""
+"""The part of a critical path that is no tile of a role."""
 WORTH_SAYING = 0.01
-"""A share of a time that is worth a word; by as much a run has to get faster for a change to be called a help."""
+"""The least share of a time that is mentioned. A change helps if it makes a run faster by more than this share."""
 SHORT = 0.8
-"""Below this share of busy workers, over all turns of a role, its last turn is worth a word."""
+"""A role's last turn is mentioned if less than this share of its workers is busy, over all its turns."""
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """The run with other workers, simulated: `role` (its name in schedules) on `after` workers instead of `before`
-    takes `makespan_us`. `helps`: whether that is faster by more than `WORTH_SAYING`."""
+    """A simulated run with other workers: `role` (its name in schedules) has `after` workers instead of `before`, and
+    the run takes `makespan_us`. `helps`: whether that is faster by more than `WORTH_SAYING`."""
 
     role: str
     before: int
@@ -33,9 +33,9 @@ class Neighbour:
 
 
 def verdict(prediction: Prediction) -> str:
-    """Names the role that most of the critical path is made of, and what stands before and after it. Says what its
-    transfers cost, which SMs have no tile, what other workers would change, what no schedule can beat, and how the run
-    compares with the unfused form, if it has one."""
+    """The verdict as text. It names the role with most of the critical path, and the roles before and after it. It says
+    what the role's transfers cost, which SMs have no tile, what other workers would change, what no schedule can beat,
+    and how the run compares with the unfused form, if it has one."""
     shares, whole = prediction.shares_us, prediction.makespan_us
     order = [link.role for link in prediction.critical_path if link.kind == "tiles"]
     if not order:
@@ -60,20 +60,20 @@ def verdict(prediction: Prediction) -> str:
 
 
 def deciding(prediction: Prediction) -> str:
-    """The role whose tiles are most of the critical path, which has some."""
+    """The role whose tiles are most of the critical path; the path must have tiles."""
     shares = prediction.shares_us
     return max((role for role in shares if role != OTHER), key=lambda role: shares[role])
 
 
 def times_as_fast(ratio: float) -> str:
-    """How a form that takes 1 / `ratio` as long as the unfused one compares with it."""
+    """A text that compares a form with the unfused form, which takes `ratio` times as long."""
     return "as fast as unfused" if f"{ratio:.2f}" == "1.00" else f"{ratio:.2f} times as fast as unfused"
 
 
 def neighbour(prediction: Prediction, role: str) -> Neighbour | None:
-    """The run with twice the workers for a role on SMs, or four times where twice is no help, or as many as there are
-    tiles and SMs for. A role that shares the SMs that others leave gets more of them where the one with the largest
-    count has half or a quarter of it. None where the role can't get more, or no rank could go on."""
+    """The simulated run with twice the workers for a role on SMs, or four times if twice does not help, or as many as
+    there are tiles and SMs for. A role that shares the SMs that others leave gets more of them: the role with the
+    largest count gets half or a quarter of it. None if the role can't get more, or if no rank could go on."""
     events = prediction.steps.events
     counted = {r.launched: events.allotment[r.name].workers for r in events.program.in_kernel if r.resource.count}
     changed = events.program.role(role).launched
@@ -104,15 +104,15 @@ def neighbour(prediction: Prediction, role: str) -> Neighbour | None:
 
 
 def _together(events: Events, role: str) -> tuple[int, int]:
-    """Tiles and workers on a rank of a role, all members of a list together."""
+    """Tiles and workers of a role on a rank, where all members of a list count as one role."""
     launched = events.program.role(role).launched
     members = [events.allotment[r.name] for r in events.program.roles if r.launched == launched]
     return sum(a.tiles for a in members), members[0].workers
 
 
 def _held(prediction: Prediction, role: str) -> str:
-    """How much of the time of tiles that multiply goes to transfers, where it is worth a word: the tiles of a role that
-    only moves are that and nothing else."""
+    """A sentence on the share of transfers in the time of the tiles that multiply; "" if it is small. For a role that
+    only moves bytes the share says nothing."""
     steps, run = prediction.steps, prediction.run
     roles = [r.name for r in steps.events.program.roles]
     mine = steps.multiplies & (steps.of_tiles("role") == roles.index(role))
@@ -122,7 +122,7 @@ def _held(prediction: Prediction, role: str) -> str:
 
 
 def _tiles(prediction: Prediction, role: str) -> str:
-    """Which SMs have no tile: all through the run, or in the last turn of the role that decides."""
+    """A sentence on SMs without a tile, in the whole run or in the deciding role's last turn; "" if there are few."""
     events, sms = prediction.steps.events, prediction.machine.free_sms
     on_sm = [r for r in events.program.in_kernel if r.name not in prediction.off_sm]
     allotted = [events.allotment[r.name] for r in on_sm]
@@ -137,11 +137,11 @@ def _tiles(prediction: Prediction, role: str) -> str:
     if role in prediction.off_sm or tiles >= SHORT * turns * workers:
         return ""
     last = tiles - (turns - 1) * workers
-    return f"{tiles} tiles take {turns} turns of {workers} workers, of which {workers - last} have no tile in the last."
+    return f"{tiles} tiles take {turns} turns of {workers} workers; in the last, {workers - last} have no tile."
 
 
 def _workers(prediction: Prediction, role: str) -> str:
-    """Whether more workers would help the role that decides, and what its neighbour takes."""
+    """A sentence on whether more workers would help the deciding role, and how long the run takes with them."""
     if role in prediction.off_sm:
         return ""
     tiles, workers = _together(prediction.steps.events, role)
@@ -155,7 +155,7 @@ def _workers(prediction: Prediction, role: str) -> str:
 
 
 def _place(order: list[str], role: str, longest: str) -> str:
-    """Where a role stands on the path, seen from the one that decides; nothing to be said of what is in between."""
+    """The place of a role on the path before or after the deciding role, as text; "" if it is neither."""
     if role not in order:
         return ""
     if order.index(role) > len(order) - 1 - order[::-1].index(longest):
