@@ -1,1 +1,1 @@
-"""Tools for people: the command line, exploring, and what this machine can do. No run uses them."""
+"""Tools for people: the command line, exploring, and the capabilities of this machine. No run uses them."""

@@ -1,6 +1,6 @@
-"""What this machine and its installation can do, each found out by trying it where that is cheap.
+"""Capabilities of this machine and its installation. Each is tried out, if that is cheap.
 
-A probe returns in a sentence what it saw, or raises what is in the way. Nothing is kept and nothing is changed.
+A probe returns a sentence about what it saw, or raises what is in the way. Nothing is kept and nothing is changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tilelink.backend.nvshmem import bitcode
 from tilelink.errors import TileLinkError
 
 SUPPORTED = {"torch": ((2, 11), None), "triton": ((3, 6), (3, 10))}
-"""From this version on, and before that one; as in pyproject.toml."""
+"""The first supported version, and the first unsupported one after it, as in pyproject.toml."""
 
 
 class MissingError(TileLinkError):
@@ -30,7 +30,7 @@ class MissingError(TileLinkError):
 
 @dataclass(frozen=True)
 class Capability:
-    """`needed`: nothing of TileLink works without it; the others widen what can be run. `why`: what was seen."""
+    """`needed`: nothing of TileLink works without it; others widen what can be run. `why`: what was seen."""
 
     name: str
     needed: bool
@@ -39,7 +39,7 @@ class Capability:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what TileLink stands on; of what may be missing, only those that are there."""
+    """Versions of the packages that TileLink uses; optional packages only if they are installed."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
     for package in ("numpy", "sympy", "nvidia-nvshmem-cu12", "nvidia-nvshmem-cu13"):
         try:
@@ -55,7 +55,7 @@ def gpus() -> list[str]:
 
 
 def capabilities() -> list[Capability]:
-    """All of them, the needed ones first."""
+    """All capabilities, the needed ones first."""
     return [_try(name, probe, True) for name, probe in NEEDED.items()] + [
         _try(name, probe, False) for name, probe in WIDER.items()
     ]
@@ -89,7 +89,7 @@ def _cache() -> str:
 
 
 def _cpu_ranks() -> str:
-    """All layers at once: a program is elaborated, unrolled, lowered, and run on two ranks."""
+    """Tries all layers at once: elaborates, unrolls and lowers a program, and runs it on two ranks."""
     from tilelink.runtime.cpu.world import CpuWorld
 
     return _two_ranks(CpuWorld(2, heap_bytes=1 << 20, signal_bytes=1 << 12), torch.device("cpu"), "CPU")

@@ -203,7 +203,7 @@ def test_on_all_cores(run: Run, config: Path, tmp_path: Path) -> None:
         ({}, "--tp 9", "UsageError", "--tp 9: h100 has 8 GPUs", None),
         ({}, "--tp 0", "UsageError", "--tp 0: h100 has 8 GPUs", None),
         ({}, "--tp 2 --ep 2", "UsageError", "has no experts", None),
-        ({}, "--tp 4 --ep 3", "UsageError", "--ep 3: experts are spread over so many of the 4 ranks", None),
+        ({}, "--tp 4 --ep 3", "UsageError", "--ep 3: experts are spread over groups of ranks", None),
         ({}, "--tokens 1,none", "UsageError", "'1,none' is no list of numbers of tokens", None),
         ({}, "--tokens 0", "UsageError", "'0' is no list of numbers of tokens", None),
         ({}, "--machine h1000", "UnknownMachineError", "there is no machine h1000", None),

@@ -83,7 +83,7 @@ def test_pages_of_one_scale(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
 @pytest.mark.parametrize(
     ("flags", "kind", "said"),
     [
-        (["--trace", "run.json", "--until", "500"], "UsageError", "--until is of a page: say --trace FILE.html"),
+        (["--trace", "run.json", "--until", "500"], "UsageError", "--until is for a page: give --trace FILE.html"),
         (["--trace", "run.html", "--until", "-1"], "UsageError", "'-1' is not a time in microseconds"),
         (["--machine", "h1000"], "UnknownMachineError", "there is no machine h1000"),
         (["--trace", "run.png"], "UsageError", "--trace run.png: .json for ui.perfetto.dev, .html"),
@@ -116,7 +116,7 @@ def test_a_sweep_tells_of_the_fastest(capsys: pytest.CaptureFixture[str]) -> Non
         (["M=512", "M=1024"], "given twice"),
         (["M=many"], "--sweep M=many: "),
         (["schedule=engine", "gather.count=8"], "--sweep gather.count=8: a role on CopyEngine has no count; it has"),
-        (["schedule=nonsense"], "no point of the sweep can be; schedule=nonsense: "),
+        (["schedule=nonsense"], "no point of the sweep can be predicted; schedule=nonsense: "),
     ],
 )
 def test_a_sweep_that_cannot_be(capsys: pytest.CaptureFixture[str], axes: list[str], said: str) -> None:

@@ -1,11 +1,11 @@
 """The command line: `tilelink COMMAND TARGET [flags]`, for people, and with --json for programs.
 
 Every command is a `Command` of a module here: its flags, and a function from arguments to an `Answer`; `main` prints.
-With --json stdout holds one object with the keys `schema`, `command`, `status` and those of the command, whatever
-happens. Exit code and status: 0 "ok", what was asked holds; 1 "finding"; 2 "error", bad input, and the key `error`
-says what and where.
+With --json, stdout always holds one object, with the keys `schema`, `command`, `status` and the command's own. Exit
+codes and statuses: 0 "ok", what was asked holds; 1 "finding"; 2 "error", bad input, and the key `error` says what is
+wrong and where.
 
-What imports torch is imported in the functions that need it: it takes seconds.
+Functions import modules that need torch themselves, because that takes seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tilelink.tools.cli.program import split_target
 
 SCHEMA = 1
 EXIT_CODES = {"ok": 0, "finding": 1, "error": 2}
-INTERRUPTED = 130  # as shells have it
+INTERRUPTED = 130  # as in shells
 COMMANDS = {
     "list": inventory.LIST, "check": check.COMMAND, "show": show.COMMAND, "inspect": inspect.COMMAND,
     "simulate": simulate.COMMAND, "plan": plan.COMMAND, "explore": explore.COMMAND, "machine": inventory.MACHINE,
@@ -46,7 +46,7 @@ tilelink COMMAND -h says what a command takes, and has another example."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises what is wrong instead of ending the process, so that --json holds for it as well."""
+    """A parser that raises UsageError instead of ending the process, so that --json covers wrong arguments, too."""
 
     def error(self, message: str) -> NoReturn:
         choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """What reads a command line."""
+    """The parser of the command line."""
     made = Parser(
         prog="tilelink", description="Overlap kernels as tile programs.", epilog=EXAMPLES, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             answer = COMMANDS[args.command].run(args)
     except Exception as e:
         answer = failure(e, file)
-        if all(a.startswith("-") for a in argv):  # without a command: there are these
+        if all(a.startswith("-") for a in argv):  # no command was given: list them
             answer = replace(answer, note=f"{parser().format_help()}\n{answer.note}")
     except KeyboardInterrupt:
         sys.stderr.write("\nbroken off\n")
@@ -117,9 +117,9 @@ def respond(command: str | None, answer: Answer, *, as_json: bool) -> int:
 
 
 def failure(e: Exception, file: str | None = None) -> Answer:
-    """What is wrong, and where: where the error says, else the line that ran of the user's file or of one beside it."""
+    """The answer for an exception. The place is the error's own, else the last line that ran in the user's folder."""
     site = e.site if isinstance(e, TileLinkError) else None
-    if site is not None and (not site.line or site.file in (sys.argv[0], "<frozen runpy>")):  # what was typed has none
+    if site is not None and (not site.line or site.file in (sys.argv[0], "<frozen runpy>")):  # from a command line
         site = None
     message = e.message if isinstance(e, TileLinkError) else str(e)
     if isinstance(e, SyntaxError):
@@ -129,7 +129,7 @@ def failure(e: Exception, file: str | None = None) -> Answer:
         frames = traceback.extract_tb(e.__traceback__)
         theirs = [f for f in frames if Path(f.filename).parent == Path(file).parent]
         site = Site(theirs[-1].filename, theirs[-1].lineno or 1, theirs[-1].line or "") if theirs else None
-    if site is None and not isinstance(e, TileLinkError):  # nobody foresaw it
+    if site is None and not isinstance(e, TileLinkError):  # an unexpected exception
         traceback.print_exception(e)
     about = site.file if site else getattr(e, "file", None)
     where = str(site or shown(about or "tilelink"))
@@ -139,8 +139,8 @@ def failure(e: Exception, file: str | None = None) -> Answer:
 
 
 def _write(text: str) -> None:
-    """To stdout, whose reader may have left, as in `| head`: that is not an error."""
+    """Writes to stdout. A reader that has left, as in `| head`, is not an error."""
     try:
         print(text, end="", flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not tried again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would write the rest at exit

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> Answer:
 
 
 def _sms(args: argparse.Namespace) -> int:
-    """SMs of a rank's device: those that are given, or those of the machine."""
+    """SMs of a rank's device: the number that was given, or the machine's."""
     if args.machine is None:
         return DEFAULT_SMS if args.sms is None else args.sms
     if args.sms is not None:
@@ -53,11 +53,11 @@ COMMAND = Command(
         ),
         Flag(
             "--budget", type=int, default=BUDGET, metavar="EVENTS",
-            help="events that the check may unroll, of some 2.5 us and 240 bytes each (default: %(default)s)",
+            help="events that the check may unroll; each takes about 2.5 us and 240 bytes (default: %(default)s)",
         ),
         Flag(
             "--slot", type=int, metavar="BYTES",
-            help="bytes of a slot of the heap, whose signals lie as on GPUs (default: enough)",
+            help="bytes of a slot of the heap, with its signals laid out as on GPUs (default: enough)",
         ),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What commands are made of: flags, a function from arguments to an answer, errors, progress, and jobs on all cores."""
+"""The parts of commands: flags, a function from arguments to an answer, errors, progress, and jobs on all cores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVERY = 2.0
 
 
 class UsageError(TileLinkError):
-    """A command line that asks for what there is not. `file`: the file of the target, where it is about that."""
+    """A command line that can't be carried out. `file`: the file of the target, if the error is about it."""
 
     def __init__(self, message: str, file: str | None = None) -> None:
         self.file = file
@@ -30,7 +30,7 @@ class UsageError(TileLinkError):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command found out: `keys` for programs; `text` and `note` (for stderr) say the same to people."""
+    """The answer of a command: `keys` for programs; `text` and `note` (for stderr) tell people the same."""
 
     keys: dict[str, Any]
     text: str
@@ -47,7 +47,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Command:
-    """A command: `example` stands in its help."""
+    """A command: the function that runs it, an example for its help, and its flags."""
 
     run: Callable[[argparse.Namespace], Answer]
     example: str
@@ -55,7 +55,7 @@ class Command:
 
 
 def now_and_then(said: Callable[[R], str]) -> Callable[[R], None]:
-    """Tells of progress on stderr, every other second, as `said` puts it."""
+    """A function that prints progress to stderr, at most every `EVERY` seconds, as `said` puts it."""
     last = time.monotonic()
 
     def tell(progress: R) -> None:
@@ -68,7 +68,7 @@ def now_and_then(said: Callable[[R], str]) -> Callable[[R], None]:
 
 
 def columns(heads: Sequence[str], lines: Sequence[Sequence[str]], left: Container[int] = ()) -> list[str]:
-    """The lines of a table under their heads; columns in `left` are flush left, those of numbers right."""
+    """The lines of a table under their heads. Columns in `left` are flush left, the others flush right."""
     widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
     return [
         "  ".join(c.ljust(w) if k in left else c.rjust(w) for k, (c, w) in enumerate(zip(line, widths, strict=True)))
@@ -77,7 +77,7 @@ def columns(heads: Sequence[str], lines: Sequence[Sequence[str]], left: Containe
 
 
 def on_all_cores(run: Callable[[J], R], jobs: Sequence[J]) -> Iterator[tuple[int, R | TileLinkError]]:
-    """The number of each job, and what `run` gave of it or the error of ours that it raised, as they come."""
+    """Yields the number of each job as it is done, with the result of `run` or the TileLinkError it raised."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["tilelink.plans"])  # what takes long to import is imported once
     with ProcessPoolExecutor(min(len(jobs), os.cpu_count() or 1), context) as pool:
@@ -86,11 +86,11 @@ def on_all_cores(run: Callable[[J], R], jobs: Sequence[J]) -> Iterator[tuple[int
             for future in as_completed(futures):
                 yield futures[future], future.result()
         finally:
-            pool.shutdown(cancel_futures=True)  # of whom nobody wants to hear any more
+            pool.shutdown(cancel_futures=True)  # nobody wants the results of other jobs any more
 
 
 def tried(run: Callable[[J], R], job: J) -> R | TileLinkError:
-    """In a process of its own: errors come back without their place, which is in code of ours."""
+    """The result of `run`, in a worker process. Errors come back without their place, which is in code of ours."""
     try:
         return run(job)
     except TileLinkError as e:

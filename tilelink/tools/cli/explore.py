@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from tilelink.tools.explore import Exploration
 
 SIZE, TILE = 40, 16
-"""Sizes that are not given, and the largest extent of the tiles of a schedule that is named: several tiles, with rests,
-and so small that a schedule takes a fraction of a second."""
+"""The default size of a dimension, and the longest tile of a named schedule: there are several tiles, with rests, and a
+schedule takes only a fraction of a second."""
 SEEDS, SMS = 100, 24
 
 
 def run(args: argparse.Namespace) -> Answer:
-    """Runs a program under many schedules: races, deadlocks, accesses out of bounds, results that are not always the
-    same. Schedules are fixed by seeds, and repeated by them."""
+    """Runs a program under many schedules, and finds races, deadlocks, accesses out of bounds, and results that are not
+    always the same. A seed fixes a schedule, and repeats it."""
     from tilelink.tools.explore import Exploration, Found, Lowered, Oracle, explore
 
     asked = Question.of(args, SIZE, TILE)
@@ -81,7 +81,7 @@ COMMAND = Command(
         nodes_flag(),
         Flag(
             "--seeds", type=_positive, default=SEEDS, metavar="N",
-            help="schedules to run, those of the seeds 0 to N-1; in that of 0 all take turns (default: %(default)s)",
+            help="schedules to run, with the seeds 0 to N-1; with seed 0 all take turns (default: %(default)s)",
         ),
         Flag(
             "--policy", choices=("random", "pct"), default="random", help="who runs next: anybody, or the one with the "
@@ -89,7 +89,7 @@ COMMAND = Command(
         ),
         Flag(
             "--backend", choices=("lowered", "oracle"), default="lowered", help="what runs: the lowered kernels, or "
-            "the events of the tile program, one run of them, which is much faster (default: %(default)s)",
+            "the events of one run of the tile program, which is much faster (default: %(default)s)",
         ),
         Flag("--replay", type=_natural, metavar="SEED", help="run the schedule of this seed alone"),
         Flag(
@@ -97,12 +97,12 @@ COMMAND = Command(
             help="copies of the buffers; every rank calls lowered kernels once more than that (default: %(default)s)",
         ),
         Flag(
-            "--resident", type=_positive, metavar="N", help="at most so many workers of a rank at a time, the last "
-            "first, which mostly wait for others (default: all)",
+            "--resident", type=_positive, metavar="N", help="at most N workers of a rank at a time; the last begin "
+            "first, since they mostly wait for others (default: all)",
         ),
         Flag(
             "--beside", type=_natural, default=0, metavar="N", help="another kernel, such as a collective, has N "
-            "blocks on each rank that wait for all of all ranks, half of which launch it before ours (default: none)",
+            "blocks on each rank, which wait for each other; half of the ranks launch it before ours (default: none)",
         ),
         Flag(
             "--reserved", type=_natural, default=0, metavar="N",

@@ -1,4 +1,4 @@
-"""`tilelink inspect`: what the compiled kernels of a program hold, of each role that multiplies or copies."""
+"""`tilelink inspect`: the compiled kernels of a program, with each role that multiplies or copies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTS = ("before", "step", "after")
 
 
 def run(args: argparse.Namespace) -> Answer:
-    """What compiled kernels hold: registers, the steady loop by kinds of instructions, what stands around it."""
+    """The contents of compiled kernels: registers, the steady loop by kinds of instructions, and the code around it."""
     from tilelink.backend.facts import Facts
     from tilelink.backend.lower import lower
     from tilelink.inspect.compile import compiled
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> Answer:
 
 
 def _lines(kernel: KernelCode) -> Iterator[str]:
-    """A kernel for people: a table of kinds by parts of the roles, and what has no place in that."""
+    """A kernel for people: a table of kinds of instructions by parts of the roles, then a line for each role."""
     yield (
         f"{kernel.name} ({LABEL}): {kernel.registers} registers, {kernel.spill_bytes} bytes spilled, "
         f"{kernel.shared_bytes} bytes of shared memory, {kernel.instructions} instructions"
@@ -53,7 +53,7 @@ def _lines(kernel: KernelCode) -> Iterator[str]:
 
 
 def _count(stretch: Stretch, kind: str) -> str:
-    """How many instructions are of a kind; of accesses to global memory, of how many bytes: "2 of 16 B"."""
+    """The number of instructions of a kind, as text; accesses to global memory have their width, too: "2 of 16 B"."""
     if kind in ACCESSES and stretch.kinds[kind]:
         return ", ".join(f"{n} of {width} B" for width, n in stretch.widths[kind].items())
     return str(stretch.kinds[kind])
@@ -72,6 +72,6 @@ COMMAND = Command(
     "tilelink inspect all_gather_matmul --target sm_90 --world 8 --shape M=8192,N=3584,K=8192 --schedule push",
     [
         *program_flags(),
-        Flag("--target", choices=COMPILED, default=COMPILED[0], help="what it is compiled for (default: %(default)s)"),
+        Flag("--target", choices=COMPILED, default=COMPILED[0], help="target of the kernels (default: %(default)s)"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`tilelink list`, `machine` and `doctor`: the operators, the machines, and what this machine can do."""
+"""`tilelink list`, `machine` and `doctor`: the operators, the machines, and the capabilities of this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run_list(args: argparse.Namespace) -> Answer:
 
 
 def _described(program: Program) -> dict[str, Any]:
-    """An operator. The first schedule is the default one; of tensors with `each` a list may be given."""
+    """An operator as a dict. Its first schedule is the default; a tensor with `each` may be given as a list."""
     tensors = [
         {
             "name": t.name, "kind": t.kind, "dims": list(t.dims),
@@ -87,7 +87,7 @@ def _measured(extends: str, out: str | None) -> Answer:
 
 
 def run_doctor(args: argparse.Namespace) -> Answer:
-    """What this machine and its installation can do; a finding where something is missing that everything needs."""
+    """The capabilities of this machine and its installation; a finding if one is missing that everything needs."""
     from tilelink.tools.capabilities import capabilities, gpus, versions
 
     found = capabilities()
@@ -106,8 +106,8 @@ MACHINE = Command(
     "tilelink machine show h800",
     [
         Flag("action", choices=("list", "show", "measure"), help="what to do"),
-        Flag("name", nargs="?", help="of the machine, for show"),
-        Flag("--extends", default="h100", help="of measure: whose numbers it leaves (default: %(default)s)"),
-        Flag("--out", metavar="FILE", help="of measure: write the description there"),
+        Flag("name", nargs="?", help="for show: the machine's name"),
+        Flag("--extends", default="h100", help="for measure: whose other numbers to keep (default: %(default)s)"),
+        Flag("--out", metavar="FILE", help="for measure: write the description there"),
     ],
 )

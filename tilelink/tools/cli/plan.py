@@ -25,20 +25,20 @@ from tilelink.tools.cli.program import machine_flag
 
 TOKENS = "1,128,2048"
 HEADS = ("layer", "op", "tokens", "unfused us", "fused us", "bound us", "choice", "plan")
-NO_PROGRAM = "a program of the layer can't be on this machine"
+NO_PROGRAM = "a program of the layer can't run on this machine"
 WORDS = (0, 1, 6, 7)
-"""Columns that are no numbers."""
+"""Columns of the table that hold words, not numbers."""
 KEYS = (
     "layer", "op", "tokens", "unfused_us", "fused_us", "unfused_interval_us", "fused_interval_us", "bound_us", "choice",
     "reason", "schedule", "program", "plan", "shape", "room", "heap_bytes", "forms_us",
 )  # fmt: skip
 Row = dict[str, Any]
-"""By `KEYS`; None where nothing is predicted."""
+"""A row by `KEYS`; a value is None where nothing is predicted."""
 
 
 class Job(NamedTuple):
-    """What makes a row: a layer as one of `tp` ranks has it, the operator that computes it, the tokens of all ranks,
-    the SMs that fused forms leave to others, and how tokens go to experts."""
+    """The question of a row: a layer as one of `tp` ranks has it, the operator that computes it, the tokens of all
+    ranks, the SMs that fused forms leave to others, and how tokens go to experts."""
 
     machine: str
     dtype: str
@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> Answer:
     if not 1 <= tp <= described.ranks:
         raise UsageError(f"--tp {tp}: {args.machine} has {described.ranks} GPUs")
     if args.ep < 1 or tp % args.ep:
-        raise UsageError(f"--ep {args.ep}: experts are spread over so many of the {tp} ranks, which it has to divide")
-    described.leaving(args.reserved).matmul_rate(configured.dtype)  # says what is wrong where there is none
+        raise UsageError(f"--ep {args.ep}: experts are spread over groups of ranks, so it must divide {tp}")
+    described.leaving(args.reserved).matmul_rate(configured.dtype)  # raises if it has no such rate
     try:
         layers, experts = configured.layers(tp), configured.experts(tp, args.ep)
     except ConfigError as e:
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> Answer:
 
 
 def _model(config: str) -> Model:
-    """The model of a name or a file. Raises ConfigError."""
+    """The model with a name or in a file. Raises ConfigError."""
     try:
         return model(config)
     except ConfigError as e:
@@ -94,8 +94,8 @@ def _model(config: str) -> Model:
 def _operators(
     layers: Sequence[Layer], experts: Sequence[Experts], spread: bool
 ) -> Iterator[tuple[Layer | Experts | WholeLayer, str]]:
-    """The operators of layers that need a collective: with sequence parallelism, where every rank can have a token
-    (`spread`), then without; experts last."""
+    """The operators of layers that need a collective: first with sequence parallelism, if every rank can have a token
+    (`spread`), then without it; experts last."""
     if spread:
         yield from ((la, "all_gather_linear" if la.gathers else "linear_reduce_scatter") for la in layers)
     yield from ((la, "linear_all_reduce") for la in layers if not la.gathers)
@@ -105,7 +105,7 @@ def _operators(
 
 
 def _rows(jobs: Sequence[Job]) -> list[Row]:
-    """The row of each job, on all cores: what takes longest is begun first. Each is told when it is there."""
+    """The row of each job. Jobs run on all cores, the longest first; stderr tells of each row that is done."""
     longest = sorted(range(len(jobs)), key=lambda k: -jobs[k].tokens)
     rows: dict[int, Row] = {}
     for done, (k, found) in enumerate(on_all_cores(_row, [jobs[k] for k in longest]), start=1):
@@ -117,7 +117,7 @@ def _rows(jobs: Sequence[Job]) -> list[Row]:
 
 
 def _row(job: Job) -> Row:
-    """What is predicted of a layer."""
+    """The prediction for a layer."""
     layer, tokens, described = job.layer, job.tokens, machine(job.machine)
     row: Row = dict.fromkeys(KEYS) | {"layer": layer.name, "op": job.operator, "tokens": tokens, "choice": "unfused"}
     choice: Choice | LayerChoice | None
@@ -173,7 +173,7 @@ def _text(machine: Machine, model: Model, tp: int, ep: int | None, rows: list[Ro
     ]  # fmt: skip
     said = [f"{model.name}, {model.dtype}, {tp} ranks, {machine.title}: predicted, not measured"]
     if machine.reserved:
-        said += [f"fused forms leave {machine.reserved} of {machine.sms} SMs to others, those of experts none"]
+        said += [f"fused forms leave {machine.reserved} of {machine.sms} SMs to others; forms of experts leave none"]
     else:
         whose = f"the lane of a group with NCCL leaves {NCCL_SMS}: --reserved {NCCL_SMS}"
         said += [f"fused forms have all {machine.sms} SMs; {whose}"]
@@ -187,7 +187,7 @@ def _text(machine: Machine, model: Model, tp: int, ep: int | None, rows: list[Ro
         said += [f"No published row has fewer than {JUDGED} tokens: below that, nothing supports the intervals."]
     said += [
         "Without sequence parallelism, take the rows of linear_all_reduce; other layers need no collective. With it,",
-        f"take those of all_gather_linear and linear_reduce_scatter; it needs {tp} tokens or more.",
+        f"take the rows of all_gather_linear and linear_reduce_scatter; it needs {tp} tokens or more.",
     ]
     if ep is not None:
         cut = f"{tp // ep} ranks share each expert, a slice of it each" if ep < tp else "each expert is on one rank"
@@ -234,7 +234,7 @@ COMMAND = Command(
             "a group share each expert, a slice each (default: %(default)s, a slice of every expert on each rank)",
         ),
         Flag(
-            "--routing", choices=ROUTINGS, default=EVEN, help="how tokens go to experts: as many to each, or by a "
+            "--routing", choices=ROUTINGS, default=EVEN, help="how tokens go to experts: evenly, or by a "
             f"power law with exponent {EXPONENT} (default: %(default)s)",
         ),
         Flag(

@@ -1,4 +1,4 @@
-"""TARGET and the flags that say what it is looked at for: reading them, and writing them back."""
+"""TARGET, and the flags that go with it: reading them, and writing them back."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Dtypes(dict[str, str]):
 
 
 MOST_SMS = 16
-"""Of a role, where a device has few: those of a rank that is executed on a CPU."""
+"""The most SMs of a role on a device that has few: a rank that is executed on a CPU."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a command is asked: a program, at all of its sizes, in a schedule. `flags`: that, as flags say it.
+    """The question of a command: a program, at all of its sizes, in a schedule. `flags`: the same, as flags.
     `defaults`: the dimensions whose size nobody gave."""
 
     command: str
@@ -53,7 +53,7 @@ class Question:
     def of(
         cls, args: argparse.Namespace, size: int = SIZE, largest: int | None = None, target: Target | None = None
     ) -> Question:
-        """Reads the flags of `program_flags`; `size`, `largest` and `target` as there and in `read_schedule`."""
+        """Reads the flags of `program_flags`. `size`: see there; `largest`, `target`: see `read_schedule`."""
         program = find(args.program)
         sizes = with_defaults(program, args.shape, program.absent(args.dtype), size)
         schedule = read_schedule(program, args.schedule, args.world, sizes, largest, args.dtype, target)
@@ -66,17 +66,17 @@ class Question:
 
     @property
     def keys(self) -> dict[str, Any]:
-        """That, as answers have it."""
+        """The flags and defaults, as keys of an answer."""
         return {**self.flags, "defaults": self.defaults}
 
     @property
     def options(self) -> dict[str, Any]:
-        """As methods of programs take it, apart from the schedule."""
+        """The keywords for methods of programs, without the schedule."""
         nodes = {"per_node": self.flags["per_node"]} if "per_node" in self.flags else {}
         return {"world": self.flags["world"], "dtypes": self.flags["dtype"], "sizes": self.sizes, **nodes}
 
     def line(self, before: Mapping[str, Any] | None = None, after: Mapping[str, Any] | None = None) -> str:
-        """Comments: the command line, all flags written out; then the sizes that nobody gave."""
+        """Comments: the command line with all its flags, then the sizes that nobody gave."""
         flags = {**(before or {}), **self.flags, "shape": shape_text(self.sizes), **(after or {})}
         words = [w for flag, value in flags.items() for w in (f"--{flag}".replace("_", "-"), str(value))]
         defaults = f"# sizes by default: {', '.join(self.defaults)}\n" if self.defaults else ""
@@ -84,11 +84,11 @@ class Question:
 
 
 def program_flags(size: int = SIZE) -> list[Flag]:
-    """TARGET, and the flags that say what it is looked at for. `size`: of dimensions that are left out."""
+    """TARGET, and the flags for its world, sizes, dtypes and schedule. `size`: the default size of a dimension."""
     return [
         Flag(
             "program", metavar="TARGET",
-            help="an operator of `tilelink list`, or FILE.py:NAME; FILE.py where it has one",
+            help="an operator of `tilelink list`, FILE.py:NAME, or FILE.py if it has one program",
         ),
         Flag("--world", type=int, default=WORLD, metavar="N", help="number of ranks (default: %(default)s)"),
         Flag(
@@ -99,25 +99,25 @@ def program_flags(size: int = SIZE) -> list[Flag]:
         ),
         Flag(
             "--dtype", type=read_dtypes, default=DTYPE, metavar="DTYPE or NAME=DTYPE,...",
-            help="of all tensors, or of each: those that are not named are like the first, optional ones are left out "
+            help="of all tensors, or by tensor: unnamed tensors are like the first, or left out if optional "
             "(default: %(default)s)",
         ),
         Flag(
             "--schedule", metavar="NAME,ROLE.FIELD=VALUE,...",
-            help="a schedule that stands beside the program, fitted to the sizes (default: the first); then changes, "
-            "taken as they are: matmul.tile=64x64x32, gather.count=4, matmul.order=ring, matmul.group=8, "
+            help="a schedule of the program, fitted to the sizes (default: the first); then changes, "
+            "which are not fitted: matmul.tile=64x64x32, gather.count=4, matmul.order=ring, matmul.group=8, "
             "gather.at=reader, matmul.stages=3, matmul.warps=8; none is a value of count, at and in a tile",
         ),
     ]  # fmt: skip
 
 
 def nodes_flag() -> Flag:
-    """How many ranks a node has."""
-    return Flag("--per-node", type=int, metavar="N", help="ranks of a node, where there are several (default: all)")
+    """The flag for the number of ranks in a node."""
+    return Flag("--per-node", type=int, metavar="N", help="ranks in a node, if there are several nodes (default: all)")
 
 
 def machine_flag(default: str | None, what: str = " (default: %(default)s)") -> Flag:
-    """The machine that a command is about."""
+    """The flag for the machine."""
     return Flag(
         "--machine", default=default, metavar="NAME",
         help=f"a machine of `tilelink machine list`, or the path of a description{what}",
@@ -125,7 +125,7 @@ def machine_flag(default: str | None, what: str = " (default: %(default)s)") -> 
 
 
 def find(target: str) -> Program:
-    """The program that a TARGET names. Raises UsageError, and whatever running the user's file raises."""
+    """The program that TARGET names. Raises UsageError, and whatever running the user's file raises."""
     file, name = split_target(target)
     if file is None:
         known = operators()
@@ -163,7 +163,7 @@ def split_target(target: str) -> tuple[str | None, str]:
 
 
 def _run_file(file: str) -> dict[str, Any]:
-    """The names of a user's file, run as Python runs a script: what stands beside it can be imported."""
+    """The names that a user's file defines. It is run like a script, so it can import what is beside it."""
     path = Path(file)
     if not path.is_file():
         raise UsageError("there is no such file", file)
@@ -228,10 +228,10 @@ def read_schedule(
 ) -> Schedule:  # fmt: skip
     """`NAME`, `NAME,ROLE.FIELD=VALUE,...` or `ROLE.FIELD=VALUE,...`, which changes the program's default schedule.
 
-    The named schedule is one of the program with the tensors that `dtypes` names, fitted to the sizes and to a target
-    as in `Program.fit`; where `largest` is given, its tiles are at most that along each dimension, and its roles with a
-    number of SMs have `MOST_SMS` at most. What is changed is taken as it is; see `tilelink.programs.schedule_text`.
-    Raises ScheduleError or TileSizeError.
+    The named schedule is for the tensors that `dtypes` names, and is fitted to the sizes and to a target as in
+    `Program.fit`. With `largest`, its tiles are at most that long along each dimension, and roles with a number of SMs
+    have at most `MOST_SMS`. Changes are not fitted; see `tilelink.programs.schedule_text`. Raises ScheduleError or
+    TileSizeError.
     """
     name, items = written.split_schedule(text)
     whole: dict[str, Any] = dict(sizes)

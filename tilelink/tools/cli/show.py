@@ -14,7 +14,7 @@ from tilelink.tools.cli.command import Answer, Command, Flag, UsageError
 from tilelink.tools.cli.program import Question, nodes_flag, program_flags, read_schedule
 
 FIGURES = ("expected", "found", "registers", "spill_bytes", "shared_bytes")
-"""What is said of machine code."""
+"""Keys about machine code."""
 GPU = "sm_90"
 
 
@@ -55,8 +55,8 @@ COMMAND = Command(
     "      --schedule push,gather.count=8,matmul.tile=128x128x64",
     [
         *program_flags(),
-        Flag("--stage", choices=STAGES, default=STAGES[0], help="how far on its way (default: %(default)s)"),
+        Flag("--stage", choices=STAGES, default=STAGES[0], help="the stage to show (default: %(default)s)"),
         nodes_flag(),
-        Flag("--target", choices=list(FORMS), help="what runs it (default: the first that has the stage)"),
+        Flag("--target", choices=list(FORMS), help="the target that runs it (default: the first with this stage)"),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`tilelink simulate`: what a run of a program is predicted to take on a machine, and why."""
+"""`tilelink simulate`: how long a run of a program is predicted to take on a machine, and why."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ TIMES = ("makespan_us", "bound_us", "unfused_us")
 
 
 def run(args: argparse.Namespace) -> Answer:
-    """What a run of a program is predicted to take on a machine, what bounds it, and where time goes. Whether its tiles
-    fit into shared memory and registers is not looked at: `tilelink show TARGET --stage ptx` says that."""
+    """The predicted time of a run of a program on a machine, its bound, and where time goes. Whether its tiles fit into
+    shared memory and registers is not checked here: `tilelink show TARGET --stage ptx` says that."""
     if args.trace is not None and not args.trace.endswith(ENDINGS):
-        raise UsageError(f"--trace {args.trace}: .json for ui.perfetto.dev, .html for a page of its own")
+        raise UsageError(f"--trace {args.trace}: .json for ui.perfetto.dev, .html for a page")
     if args.until is not None and not (args.trace or "").endswith(".html"):
-        raise UsageError("--until is of a page: say --trace FILE.html, too")
+        raise UsageError("--until is for a page: give --trace FILE.html, too")
     if args.trace is not None and not Path(args.trace).resolve().parent.is_dir():
         raise UsageError(f"--trace {args.trace}: there is no folder {Path(args.trace).parent}")
     rows = _swept(args) if args.sweep else []
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> Answer:
 
 
 def predict(args: argparse.Namespace) -> tuple[Question, Prediction]:
-    """What a command line asks, and the prediction."""
+    """The question of a command line, and its prediction."""
     found, asked = machine(args.machine), Question.of(args)
     agents = dict(_agent(item) for item in args.agents.split(",")) if args.agents else {}
     options = {"machine": found, "agents": agents, "reserved": args.reserved, **asked.options}
@@ -57,7 +57,7 @@ def predict(args: argparse.Namespace) -> tuple[Question, Prediction]:
 
 
 def point(args: argparse.Namespace) -> dict[str, float | None]:
-    """What a sweep says of one of its points."""
+    """The figures of one point of a sweep."""
     _, prediction = predict(args)
     times = {name: rounded(getattr(prediction, name)) for name in TIMES}
     return {**times, "efficiency": round(prediction.efficiency, 4)}
@@ -71,8 +71,8 @@ def _agent(item: str) -> tuple[str, str]:
 
 
 def write_timeline(prediction: Prediction, path: str, schedule: str, until: float | None = None) -> None:
-    """Writes the timeline of a prediction to a file: .json for ui.perfetto.dev, .html a page, whose axis may end at a
-    time of `until`."""
+    """Writes the timeline of a prediction to a file: .json for ui.perfetto.dev, or an .html page whose time axis ends
+    at `until` microseconds."""
     timeline = replace(prediction.timeline, title=f"{prediction.timeline.title} · {schedule}")
     if path.endswith(".json"):
         write_perfetto(timeline, path)
@@ -88,7 +88,7 @@ def write_timeline(prediction: Prediction, path: str, schedule: str, until: floa
 
 
 def _text(prediction: Prediction) -> str:
-    """For people: the answer first, then what it is due to."""
+    """The prediction for people: the answer first, then its causes."""
     p = prediction
     left = f", {p.machine.reserved} of its SMs left to others" if p.machine.reserved else ""
     rows = [
@@ -115,7 +115,7 @@ def _text(prediction: Prediction) -> str:
 
 
 def _link(p: Prediction) -> tuple[str, str]:
-    """What crosses the busiest link, and of how much that is."""
+    """The rate of the busiest link, and what it is compared with."""
     most = f"the fastest agent reaches {p.link_limit:,.0f} in one direction"
     return f"{p.link_rate:,.0f} GB/s", f"on average over the run; {most}"
 
@@ -138,7 +138,7 @@ def _time(text: str) -> float:
 
 
 def _axis(text: str) -> Axis:
-    """`gather.count=4,8,16`: what is varied, and its values."""
+    """The key and the values of `gather.count=4,8,16`."""
     key, _, values = (s.strip() for s in text.partition("="))
     found = tuple(v.strip() for v in values.split(","))
     if not key or not all(found):
@@ -147,8 +147,8 @@ def _axis(text: str) -> Axis:
 
 
 def _swept(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """What is predicted at every point: its `point` and its figures, by `makespan_us`; then the points that can't be,
-    with `error`. Progress goes to stderr. Raises UsageError where none can be."""
+    """The rows of all points: first those that can be predicted, the fastest first, with `point` and figures; then the
+    others, with `error`. Progress goes to stderr. Raises UsageError if no point can be predicted."""
     axes: list[Axis] = args.sweep
     twice = {key for key, _ in axes if sum(key == other for other, _ in axes) > 1}
     if twice:
@@ -163,12 +163,12 @@ def _swept(args: argparse.Namespace) -> list[dict[str, Any]]:
         print(f"[{done}/{len(jobs)}] {_named(points[k])}: {said}", file=sys.stderr, flush=True)
     fine = sorted((r for r in found.values() if "error" not in r), key=lambda r: r["makespan_us"])
     if not fine:
-        raise UsageError(f"no point of the sweep can be; {_named(points[0])}: {found[0]['error']}")
+        raise UsageError(f"no point of the sweep can be predicted; {_named(points[0])}: {found[0]['error']}")
     return fine + [found[k] for k in sorted(found) if "error" in found[k]]
 
 
 def _error(error: TileLinkError, where: Point) -> str:
-    """What is wrong at a point of a sweep, which may be one of its changes of the schedule."""
+    """The error of a point of a sweep. If a change of the schedule causes it, the text names --sweep."""
     said = error.message
     for key, value in where.items():
         said = said.replace(f"--schedule {key}={value}:", f"--sweep {key}={value}:")
@@ -199,7 +199,7 @@ def _at(args: argparse.Namespace, where: Point) -> argparse.Namespace:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    """The rows for people: the fastest first."""
+    """The rows as a table for people."""
     keys = list(rows[0]["point"])
     heads = [*keys, "predicted us", "bound us", "unfused us"]
     lines = [
@@ -225,8 +225,8 @@ COMMAND = Command(
         machine_flag("h100"),
         Flag("--trace", metavar="FILE", help="write the timeline: .json for ui.perfetto.dev, .html a page"),
         Flag(
-            "--until", type=_time, metavar="US", help="where the time axis of the page ends, in microseconds, so that "
-            "two pages have one scale (default: where the run does)",
+            "--until", type=_time, metavar="US", help="end of the page's time axis, in microseconds, so that "
+            "two pages have one scale (default: the end of the run)",
         ),
         Flag(
             "--reserved", type=int, default=0, metavar="N", help="SMs that the kernel leaves to others: a lane leaves "
@@ -234,11 +234,11 @@ COMMAND = Command(
         ),
         Flag(
             "--agents", metavar="ROLE=AGENT,...",
-            help="predict with another agent for a role than that of its resource, such as gather=copy_engine",
+            help="predict with another agent for a role than its resource has, such as gather=copy_engine",
         ),
         Flag(
             "--sweep", action="append", type=_axis, metavar="KEY=VALUE,...", help="predict every combination of "
-            "these values, on all cores, and tell of the fastest. KEY: machine, world, schedule, a dimension, or "
+            "these values, on all cores, and show the fastest. KEY: machine, world, schedule, a dimension, or "
             "ROLE.FIELD of the schedule; may be given several times",
         ),
     ],

@@ -1,4 +1,4 @@
-"""Exploring: a run is repeated under many schedules, each fixed by its seed; what goes wrong in one is a finding."""
+"""Exploring: a run is repeated under many schedules, each fixed by its seed. Each failure is a finding."""
 
 from tilelink.tools.explore.explorer import Exploration, explore
 from tilelink.tools.explore.findings import Found

@@ -1,4 +1,4 @@
-"""The explorer: runs a subject under one schedule after the other, and gathers what they show."""
+"""The explorer: runs a subject under one schedule after the other, and gathers the findings."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tilelink.tools.explore.trial import FIRST, POLICIES, Outcome, Subject, Tria
 
 @dataclass
 class Exploration:
-    """What was explored. `hashes`: of the schedules that were run; `found`: of findings that say the same of the same
-    lines, the first; `times`: in how many schedules each showed, by kind and lines."""
+    """The result of exploring. `hashes`: hashes of the schedules that were run. `found`: the first finding of each kind
+    and lines. `times`: in how many schedules each kind and lines showed."""
 
     policy: str
     hashes: list[int] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Exploration:
 
     @property
     def schedule_hash(self) -> str:
-        """A hash of all schedules that were run, in order: that of the schedule where it was one."""
+        """A hash of all schedules that were run, in order; the hash of the schedule if it was one."""
         combined = 0
         for h in self.hashes:
             combined = (combined * 0x100000001B3 ^ h) & 0xFFFFFFFFFFFFFFFF
@@ -67,8 +67,8 @@ def explore(
     policy: str = "random",
     progress: Callable[[Exploration], None] = lambda exploration: None,
 ) -> Exploration:
-    """Runs a subject once for each seed, under a policy ("random" or "pct"), and holds the results against those of the
-    first schedule, in which all take turns. That schedule is seed 0; it is run in any case, and counts where it is
+    """Runs a subject once for each seed, under a policy ("random" or "pct"), and compares the results with the results
+    of the first schedule, in which all take turns. The first schedule has seed 0. It is always run, and counts if 0 is
     among the seeds. `progress` is called after every schedule."""
     if policy not in POLICIES:
         raise ValueError(f"unknown policy {policy!r}; there is {listed(POLICIES, policy)}")
@@ -83,7 +83,7 @@ def explore(
 
 
 def judged(outcome: Outcome, first: Outcome | None) -> Outcome:
-    """An outcome with what its results show."""
+    """The outcome, with findings about its results."""
     found = unwritten(outcome.results)
     if first is not None and not (outcome.ended_early or first.ended_early or found):
         found = differences(outcome.results, first.results)

@@ -1,4 +1,4 @@
-"""What exploring finds: one thing that went wrong, in one schedule; and what would be right, as the check knows it."""
+"""Findings of exploring: one thing that went wrong in one schedule, and its remedy, if the check knows it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tilelink.emulator.beside import NAME
 from tilelink.errors import StuckError, TileLinkError
 
 CAUSES = {"unequal results": ("race", "written twice"), "race": ("written twice",)}
-"""What is behind a finding, where that has another name."""
+"""The kinds under which the check may know the cause of a finding."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A finding, and the seed of the schedule that shows it. The kind is "race", "deadlock", "livelock",
-    "out of bounds", "kernel error", "unwritten read", "unwritten output", "unequal results" or "signals left", or what
-    unrolling refuses."""
+    """A finding, and the seed of the schedule that shows it. Its kind is "race", "deadlock", "livelock", "out of
+    bounds", "kernel error", "unwritten read", "stale read", "unwritten output", "written twice", "unequal results" or
+    "signals left", or is a kind that unrolling refuses."""
 
     seed: int
     finding: Finding
@@ -41,7 +41,7 @@ class Found:
 
 
 def findings_of(error: TileLinkError) -> tuple[Finding, ...]:
-    """The findings that an error is which ended a run. Raises it again where it is none, but bad input."""
+    """The findings in an error that ended a run. Raises the error again if it is no finding but bad input."""
     match error:
         case emulator.RaceError():
             return tuple(of_race(race) for race in error.races)
@@ -64,7 +64,7 @@ def _deadlock(error: TileLinkError, lines: tuple[str, ...]) -> Finding:
 
 
 def of_race(race: emulator.Race) -> Finding:
-    """The finding that a race is, whichever side comes first."""
+    """The finding for a race, whichever side comes first."""
     sides = {site.quoted for party in (race.first, race.second) for site in party.sites or (party.site,)}
     what = str(race).removesuffix(f"\n    remedy: {race.remedy}")
     return Finding(kind="race", lines=tuple(sorted(sides)), what=what, remedy=race.remedy)
@@ -75,15 +75,15 @@ def _lines(error: TileLinkError) -> tuple[str, ...]:
 
 
 class Advice:
-    """The remedies for findings in the events of a program, of which at most `resident` workers of a rank are under way
-    (None: all), where another kernel has `beside` blocks on each rank."""
+    """Remedies for findings in the events of a program, if at most `resident` workers of a rank are under way (None:
+    all), and another kernel has `beside` blocks on each rank."""
 
     def __init__(self, events: Events, resident: int | None, beside: int = 0) -> None:
         self.events, self.resident, self.beside = events, resident, beside
 
     def __call__(self, finding: Finding) -> Finding:
-        """The finding with a remedy: that of what the check finds in these lines, or in the program at all, else its
-        own."""
+        """The finding with the remedy that the check has for these lines; for unequal results, and without lines, with
+        any remedy of the check; else unchanged."""
         kinds = finding.kind, *CAUSES.get(finding.kind, ())
         if self.beside and finding.kind == "deadlock" and NAME in finding.what:
             return replace(finding, remedy=f"leave {self.beside} SMs to {NAME}, on every rank: reserved={self.beside}")

@@ -1,7 +1,7 @@
 """The oracle: executes the events of a tile program themselves, without Triton, under the policies of the scheduler.
 
-What a tile computes stands for itself: a piece of memory holds the version that one write made of all that its tile has
-read so far, and two executions give the same results in every bit exactly if they give the same versions.
+Versions stand for computed values. A write gives its pieces of memory a version, made of all that its tile has read so
+far. Two executions give the same results in every bit exactly if they give the same versions.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ SHOWN = 8
 
 
 class Oracle:
-    """The events of one run, as `tilelink.tools.explore` takes them. `resident`: at most so many workers of a rank
-    at a time, the last first; by default all, or where any number will do, one that is part of the schedule. Raises
-    WorldError for fewer than 1.
+    """The events of one run, as a subject of `explore`. `resident`: at most this many workers of a rank at a time, the
+    last first; by default all or, if any number will do, a number that the schedule's seed gives. Raises WorldError for
+    fewer than 1.
 
-    Of the events, by index: `cells`, the pieces of memory that an access touches, of those that none touches in part
-    (inputs, which nobody writes, have none); `signal` and `worker`, by numbers; `stretch`, how many times its worker
-    synchronised before, and once more. `outputs`: the pieces of outputs, by tensor and rank.
+    For each event: `cells`, the pieces of memory that an access touches, each as a whole (inputs have none: nobody
+    writes them); `signal` and `worker`, as numbers; `stretch`, 1 more than the synchronisations of its worker before
+    it. `outputs`: the pieces of outputs, by tensor and rank.
     """
 
     def __init__(self, events: Events, resident: int | None = None) -> None:
@@ -77,7 +77,7 @@ class Oracle:
         resident: int | None = None,
         **sizes: Any,
     ) -> Oracle:
-        """The oracle of a program with a schedule, taken as it is; the arguments are those of `Lowered`."""
+        """The oracle of a program with a schedule, which is not fitted. The arguments are as in `Lowered`."""
         bound, exact = program.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
         check_event_count(bound, exact, sms)
         return cls(unroll(bound, exact, sms=sms), resident)
@@ -89,7 +89,7 @@ class Oracle:
 
 
 def check_event_count(program: TileProgram, sizes: Sizes, sms: int) -> None:
-    """Raises BudgetError for a run of more events than a check unrolls where nothing else is said."""
+    """Raises BudgetError for a run of more events than `BUDGET`, the default budget of a check."""
     events = estimated(program, sizes, sms=sms)
     if events > BUDGET:
         what = f"a run of {program.name} at these sizes has about {events:,} events"
@@ -98,9 +98,9 @@ def check_event_count(program: TileProgram, sizes: Sizes, sms: int) -> None:
 
 @dataclass(eq=False, slots=True)
 class _State:
-    """A worker in a run, or an agent of a copy engine: where it stands among its steps, what it knows of others (by
-    worker, the stretches that came before what it does next), for how many turns it is late, and the versions that its
-    tile has read."""
+    """The state of a worker, or of an agent of a copy engine: its next step (`at`); for each worker, the stretches that
+    came before its next step (`known`); for how many turns it is late; and the version made of what its tile has
+    read."""
 
     number: int
     rank: int
@@ -173,14 +173,14 @@ class _Run:
         return self.oracle.op[k] == WAIT and self.given[self.oracle.signal[k]] < self.oracle.expected[k]
 
     def stand(self, state: _State) -> None:
-        """The worker stands before its next step: ready, or waiting."""
+        """Puts the worker among the ready or the waiting ones, by its next step."""
         if self.waits(state):
             self.waiting.setdefault(self.oracle.signal[state.steps[state.at]], []).append(state)
         else:
             self.ready.append(state)
 
     def leave(self, state: _State) -> None:
-        """The worker is done: another of its rank may begin."""
+        """Lets another worker of the rank begin, since this one is done."""
         queue = self.outside.get(state.rank)
         if queue and not state.agent:
             self.begin(queue.pop())
@@ -252,7 +252,7 @@ class _Run:
             self.writer[cell], self.version[cell] = k, version
 
     def meet(self, state: _State, k: int, earlier: int) -> None:
-        """Two accesses to a piece of memory, one of them a write: a race where nothing orders them."""
+        """Finds a race if nothing orders two accesses to a piece of memory, one of them a write."""
         if state.known[self.oracle.worker[earlier]] < self.oracle.stretch[earlier]:
             one, two = self.events.describe(earlier), self.events.describe(k)
             self.find("race", f"{two}\n    vs {one}\n    nothing orders them", earlier, k)
@@ -274,14 +274,14 @@ class _Run:
         self.find("deadlock", "\n    ".join(["nobody can go on:", *told]), *stuck)
 
     def entry(self, k: int) -> Entry:
-        """A worker that stands before a wait for ever."""
+        """A worker that stands before a wait for ever, as an entry of the report."""
         events = self.events
         role, site = events.program.roles[events.role[k]].name, int(events.site[k])
         text = f"{events.describe(k)}, given {self.given[self.oracle.signal[k]]} times"
         return Entry(int(events.rank[k]), (role, site), f"worker of {role}", text)
 
     def results(self) -> tuple[Result, ...]:
-        """The versions of all pieces of outputs; what nobody wrote is a finding."""
+        """The versions of all pieces of outputs. Pieces that nobody wrote are findings."""
         made = []
         for (tensor, rank), cells in self.oracle.outputs.items():
             name = self.events.program.tensors[tensor].name

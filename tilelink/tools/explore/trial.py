@@ -1,4 +1,4 @@
-"""One schedule of those that are tried: all that fixes it, what a run under it came to, and its results compared."""
+"""One schedule of an exploration: what fixes it, the outcome of a run under it, and the comparison of results."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tilelink.emulator import Admission, Pct, PolicyWord
 from tilelink.errors import Site, WorldError
 
 FIRST = 0
-"""The seed of the schedule in which all take turns and nothing is late. The results of others are held against its
-results, and what it takes in turns says among how many turns PCT picks its change points."""
+"""The seed of the schedule in which all take turns and nothing is late. Other results are compared with its results,
+and PCT picks its change points among as many turns as it takes."""
 POLICIES = ("random", "pct")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A schedule: its seed, a policy by name, and `turns`, which the first schedule took."""
+    """A schedule: its seed, the name of its policy, and `turns`, the number of turns of the first schedule."""
 
     seed: int
     policy: str = "random"
@@ -40,8 +40,8 @@ class Trial:
 
 
 def any_number_will_do(events: Events) -> bool:
-    """Whether a run can be done by however few workers that begin in the order of their numbers: roles wait only for
-    earlier ones, and each has workers of its own, behind those of the roles before it."""
+    """Whether any number of resident workers can finish a run, if they begin in the order of their numbers: roles wait
+    only for earlier roles, and each has its own workers, behind the workers of the roles before it."""
     firsts = [events.allotment[role.name].first for role in events.program.in_kernel]
     return not why_not_structural(events.program) and firsts == sorted(set(firsts))
 
@@ -55,8 +55,8 @@ class Residency:
 
     @classmethod
     def asked(cls, most: int | None) -> Residency:
-        """At most so many, the last first, which mostly wait for others; all by default. Raises WorldError for fewer
-        than 1."""
+        """At most `most` workers, the last first, since they mostly wait for others; None: all. Raises WorldError for
+        fewer than 1."""
         if most is None:
             return cls()
         if most < 1:
@@ -64,8 +64,8 @@ class Residency:
         return cls(most, "last first")
 
     def under(self, events: Events, seed: int) -> Residency:
-        """That of the schedule of a seed. Where nothing was asked for, every other one has fewer than all, if any
-        number will do."""
+        """The residency of the schedule of a seed. If nothing was asked for and any number will do, about half of the
+        schedules have a random number of workers."""
         chance = random.Random(f"residents {seed}")
         fewer = self.most is None and seed != FIRST and chance.random() < 0.5 and any_number_will_do(events)
         return replace(self, most=chance.randint(1, events.kernel_workers)) if fewer else self
@@ -76,8 +76,8 @@ class Residency:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """A tensor that a run computed, and what it is called. `lines`: where in the source it is written. `versions`: its
-    numbers are no values, but stand for what values were made of."""
+    """A tensor that a run computed, and its name. `lines`: where in the source it is written. `versions`: whether its
+    numbers are versions, which stand for values."""
 
     name: str
     tensor: torch.Tensor
@@ -87,8 +87,8 @@ class Result:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """`schedule_hash`: of the order in which all took turns; `turns`: how many there were. `results` are empty where a
-    finding ended the run. Their names are unique."""
+    """The outcome of a run. `schedule_hash`: a hash of the order in which all took turns. `turns`: their number.
+    `results`: empty if a finding ended the run; their names are unique."""
 
     schedule_hash: int
     turns: int
@@ -102,8 +102,8 @@ class Outcome:
 
 
 class Subject(Protocol):
-    """What is explored: it can be run under any schedule, each time from the same beginning. `advise` gives a finding a
-    remedy, where one is known."""
+    """A subject of exploring. It can be run under any schedule, each time from the same beginning. `advise` adds a
+    remedy to a finding, if one is known."""
 
     def run(self, trial: Trial) -> Outcome: ...
 
@@ -111,14 +111,14 @@ class Subject(Protocol):
 
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:
-    """Fills a tensor with ones, bit by bit: a NaN that no arithmetic makes, where it is a floating-point number."""
+    """Sets all bits of a tensor: a floating-point number is then a NaN that no arithmetic makes."""
     (tensor if tensor.dim() else tensor[None]).view(torch.uint8).fill_(0xFF)
     return tensor
 
 
 def unwritten(results: Sequence[Result]) -> tuple[Finding, ...]:
-    """Floating-point elements that hold what memory was poisoned with: nobody wrote them, or what they were computed
-    from. In integers the poison is a number like others, so they are not looked at."""
+    """Findings for floating-point elements that still hold the poison: nobody wrote them, or what they were computed
+    from. Integers are not checked, since their poison is an ordinary number."""
     found = []
     for r in results:
         if not r.tensor.dtype.is_floating_point or not r.tensor.numel():
@@ -131,7 +131,7 @@ def unwritten(results: Sequence[Result]) -> tuple[Finding, ...]:
 
 
 def differences(results: Sequence[Result], reference: Sequence[Result]) -> tuple[Finding, ...]:
-    """Results that are not those of the first schedule, bit for bit."""
+    """Findings for results that differ from the results of the first schedule in any bit."""
     firsts = {r.name: r for r in reference}
     found = [_difference(r, firsts.pop(r.name, None)) for r in results]
     found += [_unequal(r, f"{r.name}: only in the first schedule") for r in firsts.values()]
@@ -139,7 +139,7 @@ def differences(results: Sequence[Result], reference: Sequence[Result]) -> tuple
 
 
 def _difference(result: Result, first: Result | None) -> Finding | None:
-    """How a result differs from that of the first schedule."""
+    """The finding that a result differs from the first schedule's result; None if it does not."""
     if first is None:
         return _unequal(result, f"{result.name}: not in the first schedule")
     now, then = _form(result.tensor), _form(first.tensor)
@@ -160,7 +160,7 @@ def _unequal(result: Result, what: str) -> Finding:
 
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray:
-    """The bytes of each element, along a last dimension of their own."""
+    """The bytes of each element, along one more dimension, the last."""
     flat = tensor.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().reshape(*tensor.shape, tensor.itemsize)
 

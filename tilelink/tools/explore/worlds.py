@@ -1,4 +1,4 @@
-"""Exploring what ranks of a world run: lowered programs, in Triton's interpreter, several calls in a row; or anything
+"""Exploring what ranks of a world run: lowered programs in Triton's interpreter, several calls in a row; or anything
 else, such as hand-written kernels, and calls of programs one after the other."""
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tilelink.tools.explore.trial import Outcome, Residency, Result, Subject, Tr
 
 LEAST_HEAP, CONTROL = 1 << 16, 1 << 14
 MOST_BYTES = 8 << 30
-"""Of the tensors of all ranks, which are in one process."""
+"""The most bytes of the tensors of all ranks, which are in one process."""
 LOW, HIGH = -2, 3
-"""Small integers, of which sums are exact in any order, so that results can be compared bit for bit."""
+"""The range of operands: sums of small integers are exact in any order, so results can be compared bit for bit."""
 
 
 class World(Protocol):
@@ -46,7 +46,7 @@ Make = Callable[..., tuple[World, Callable[[Any], Any]]]
 
 
 def outcome_of(world: World, run: Callable[[], tuple[Sequence[Result], Sequence[Finding]]]) -> Outcome:
-    """What a run on a world came to. A finding may end it."""
+    """The outcome of a run on a world. A finding may end the run."""
     results: Sequence[Result] = ()
     findings: Sequence[Finding] = ()
     try:
@@ -58,16 +58,16 @@ def outcome_of(world: World, run: Callable[[], tuple[Sequence[Result], Sequence[
 
 
 class Lowered:
-    """A program with a schedule (taken as it is), as `tilelink.tools.explore` takes it: every rank makes one call
-    more than there are `slots`, with other operands each time, and none waits between them. `sizes` and `dtypes` as in
+    """A program with a schedule (not fitted), as a subject of `explore`. Every rank makes one call more than there are
+    `slots`, with other operands each time, and never waits between calls. `sizes` and `dtypes` are as in
     `Program.bound_at`.
 
-    `resident`: at most so many workers of a rank at a time, the last first; by default all, or where any number will
-    do, one that is part of the schedule. `beside`: another kernel has so many blocks on each rank, which share the SMs
-    of the device with our workers and wait for those of all ranks; half of the ranks launch it before their calls, half
-    behind them. `reserved`: SMs that our workers leave to it. `make_world` makes the world, for kernels that are not as
-    they were lowered. Raises the errors of the frontend and of the unrolling, WorldError for fewer than 1
-    resident, and MachineMemoryError or BudgetError for what is too large to explore; what the check finds is not asked.
+    `resident`: at most this many workers of a rank at a time, the last first; by default all or, if any number will do,
+    a number that the schedule's seed gives. `beside`: another kernel has this many blocks on each rank. They share the
+    SMs of the device with our workers, and wait for its blocks on all ranks; half of the ranks launch it before their
+    calls, half behind them. `reserved`: SMs that our workers leave to it. `make_world` makes the world, for kernels
+    that differ from the lowered ones. Raises the errors of the frontend and of unrolling, WorldError for fewer than 1
+    resident, and MachineMemoryError or BudgetError for what is too large to explore. Does not run the check.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Lowered:
         self.parts = {d: said for d, said in self.sizes.said.items() if d in cut}
 
     def run(self, trial: Trial) -> Outcome:
-        """One run, from a heap that holds nothing."""
+        """One run, from heaps without anything of earlier runs."""
         world = self.world
         for heap in world.lane.heaps:
             heap.fill_(0xFF)
@@ -128,7 +128,7 @@ class Lowered:
         return outcome_of(world, run)
 
     def _calls(self, group: CpuGroup) -> list[tuple[int, str, torch.Tensor]]:
-        """All calls of a rank; what comes out, by call and name."""
+        """Makes all calls of a rank; returns its outputs, by call and name."""
         made = []
         before = group.rank % 2 == 0
         if before:
@@ -145,7 +145,7 @@ class Lowered:
         return Result(f"call {call}, rank {rank}: {name}", tensor, self._lines(WRITE, name))
 
     def _left(self, rank: int, slot: int, at: int) -> Finding:
-        """The finding that the signals of a slot are not zero after all runs, `at` so many bytes from the first."""
+        """The finding that a slot's signals are not zero after all runs. `at`: bytes from its first signal."""
         signals = placed(self.bound, self.sizes, word=self.world.lane.target.signal_bytes).signals
         name = next(name for name, first, _ in reversed(signals) if first <= at)
         what = (
@@ -154,7 +154,7 @@ class Lowered:
         return Finding(kind="signals left", lines=self._lines(NOTIFY, name), what=what)
 
     def _lines(self, op: int, name: str) -> tuple[str, ...]:
-        """Where in the source something is done to a tensor."""
+        """The source lines of the events of one kind on a tensor."""
         events = self.events
         index = next(k for k, t in enumerate(self.bound.tensors) if t.name == name)
         sites = np.unique(events.site[(events.op == op) & (events.tensor == index)])
@@ -162,8 +162,8 @@ class Lowered:
 
 
 def check_bytes(program: TileProgram, sizes: Sizes, calls: int, slots: int) -> None:
-    """Raises MachineMemoryError where the tensors of all ranks take more than `MOST_BYTES`: those of each call, whose
-    outputs are copied, and heaps."""
+    """Raises MachineMemoryError if the tensors of all ranks take more than `MOST_BYTES`: heaps, and the tensors of each
+    call, whose outputs are copied."""
     needed = {t.name: calls * bytes_on(t, sizes) for t in (*program.inputs, *program.outputs, *program.outputs)}
     heap = {t.name: 4 * slots * bytes_on(t, sizes) for t in program.on_heap}
     total = sizes.world * (sum(needed.values()) + sum(heap.values()))
@@ -175,7 +175,7 @@ def check_bytes(program: TileProgram, sizes: Sizes, calls: int, slots: int) -> N
 
 
 def operands(program: TileProgram, sizes: Sizes, rank: int, call: int) -> dict[str, torch.Tensor]:
-    """The tensors of one call of a rank, by name: inputs, others in each call, and outputs that are poisoned."""
+    """The tensors of one call of a rank, by name: inputs, which differ between calls, and poisoned outputs."""
     generator = torch.Generator().manual_seed(1000 * call + rank)
     statements = [s for role in program.roles for s in walk(role.body)]
     reads = [load for s in statements for load in s.reads]
@@ -190,7 +190,7 @@ def operands(program: TileProgram, sizes: Sizes, rank: int, call: int) -> dict[s
         low = 0 if dtype in (torch.bool, torch.uint8) else LOW
         numbers = torch.randint(low, HIGH, shape, generator=generator)
         lengths = sizes.lengths(picked[tensor.name]) if tensor.name in picked else (1,)
-        if tensor.name in moved:  # rows that are not moved stay as they were, which is another value in each run
+        if tensor.name in moved:  # no -1: a row that is not moved keeps what was there, which differs between runs
             numbers = torch.randint(0, max(1, min(lengths)), shape, generator=generator)
         elif tensor.name in picked:
             numbers = torch.randint(-1, lengths[rank % len(lengths)], shape, generator=generator)
@@ -218,16 +218,16 @@ class _OfWorld:
         return outcome_of(world, run)
 
     def advise(self, finding: Finding) -> Finding:
-        """As it is: only races of kernels written by hand have a remedy that is known, and they say it."""
+        """The finding unchanged: only races of hand-written kernels have a known remedy, and their findings say it."""
         return finding
 
 
 def of_world(make: Make, resident: int | None = None) -> Subject:
-    """What ranks of a world do, as a subject for `explore`. `make(**schedule)` makes a world with fresh memory, given
-    `schedule` as keywords, and says what each rank runs; the tensors that this returns (one, several in a list or
-    tuple, or none) are what has to be the same under all schedules. `resident`: at most so many programs of a rank at a
-    time, the last of a launch first, so that a grid which waits for what is not resident shows. Raises WorldError for
-    fewer than 1.
+    """The ranks of a world as a subject of `explore`. `make(**schedule)` makes a world with fresh memory, which gets
+    `schedule` as keywords, and returns it with the function that each rank runs. The tensors that this function returns
+    (one, several in a list or tuple, or none) must be the same under all schedules. `resident`: at most this many
+    programs of a rank at a time, the last of a launch first; this shows a grid that waits for programs that are not
+    resident. Raises WorldError for fewer than 1.
 
         def make(**schedule):
             world = KernelWorld(2, **schedule)
