@@ -1,5 +1,5 @@
-"""Plans: the ways in which an operator can be computed, by a program in one of its schedules or by plain torch; and
-which of them is predicted to be the fastest on a machine.
+"""Plans: the ways to compute an operator (a program in one of its schedules, or plain torch), and the choice of the
+plan that is predicted to be the fastest on a machine.
 
     choose("linear_reduce_scatter", M=2048, N=4096, K=512, world=8, machine="h800").plan
 """

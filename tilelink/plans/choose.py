@@ -1,4 +1,5 @@
-"""Which plan of an operator is predicted to be the fastest on a machine, whether it beats the unfused form, and why."""
+"""The choice of a plan: which is predicted to be the fastest on a machine, whether it beats the unfused form, and
+why."""
 
 from __future__ import annotations
 
@@ -18,21 +19,21 @@ from tilelink.plans.names import TORCH, Plan, programs
 from tilelink.plans.unfused import Shape, Unfused, unfused
 
 MARGIN = 0.15
-"""By so much the unfused form has to take longer than a fused one that is chosen: what predictions are off by, as
-docs/performance-model.md argues from published rows."""
+"""The share by which the unfused form has to take longer than a fused one that is chosen. Predictions are off by as
+much, as docs/performance-model.md argues from published rows."""
 NAMED = 3
-"""So many shares of a critical path are named, the largest first,"""
+"""The most shares of a critical path that are named, the largest first."""
 LEAST = 0.1
-"""those of so many microseconds at least."""
+"""The smallest share that is named, in microseconds."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What `choose` found. All times in microseconds, predicted, never measured.
+    """The result of `choose`. All times in microseconds, predicted, never measured.
 
-    `by`: the plan, None for the unfused form; `reason`: a sentence with numbers; `forms`: all fused
-    forms; `fused`: the fastest of them, if one can be; `bound_us`: no schedule of its program is faster. `shape` and
-    `dtype`: as asked; `machine`: its name.
+    `by`: the plan, None for the unfused form. `reason`: a sentence with numbers. `forms`: all fused forms. `fused`: the
+    fastest of them, if one can run. `bound_us`: no schedule of its program is faster. `shape`, `dtype`: as asked.
+    `machine`: its name.
     """
 
     operator: str
@@ -49,12 +50,12 @@ class Choice:
 
     @property
     def plan(self) -> str:
-        """What operators take, "torch" for the unfused form."""
+        """The plan as operators take it; "torch" for the unfused form."""
         return TORCH if self.by is None else str(self.by)
 
     @property
     def choice(self) -> str:
-        """What is predicted to be worth it: "fused" or "unfused"."""
+        """The form that is predicted to be worth it: "fused" or "unfused"."""
         return "unfused" if self.by is None else "fused"
 
     @property
@@ -71,14 +72,14 @@ def choose(
     operator: str, *, M: int, N: int | Sequence[int], K: int, world: int, machine: str, dtype: str = "bfloat16",
     reserved: int = 0,
 ) -> Choice:  # fmt: skip
-    """The plan of an operator that is predicted to be the fastest on a machine, by its name or the path of a
-    description; the unfused form, unless a fused one is `MARGIN` faster. Takes seconds; what was found is kept.
+    """The plan of an operator that is predicted to be the fastest on a machine, which is given by its name or by the
+    path of a description; the unfused form, unless a fused one is `MARGIN` faster. Takes seconds; results are kept.
 
     `operator`: "all_gather_linear", "linear_reduce_scatter", "linear_all_reduce", or the backward of one of the first
-    two, "all_gather_linear_backward". `M`: the rows of all ranks; `N` and `K`: columns and depth of a rank's weight
-    (K, N), with an N for each where there are several. `reserved`: SMs that fused forms leave to others, as their lane
-    does; the unfused form has all. Raises ArgumentError, UnknownMachineError, MachineError, and
-    MachineMemoryError for what does not fit the machine.
+    two, "all_gather_linear_backward". `M`: the rows of all ranks. `N`, `K`: columns and depth of a rank's weight (K,
+    N); several weights have an N each. `reserved`: SMs that fused forms leave to others, as their lane does; the
+    unfused form has all. Raises ArgumentError, UnknownMachineError, MachineError, and MachineMemoryError if the
+    operator does not fit the machine.
     """
     if operator not in programs():
         known = f"there are {listed(programs(), operator)}"
@@ -110,7 +111,7 @@ def _choose(
 
 
 def chosen(asked: Question, plain: Unfused, forms: Forms) -> Choice:
-    """The choice between the unfused form and the fused ones."""
+    """The choice between the unfused form and the fused forms."""
     fastest, bound = forms.fastest, None if forms.prediction is None else forms.prediction.bound_us
     wins = fastest is not None and fastest.us is not None and plain.total_us >= (1 + MARGIN) * fastest.us
     by = fastest.by if wins and fastest else None
@@ -119,11 +120,11 @@ def chosen(asked: Question, plain: Unfused, forms: Forms) -> Choice:
 
 
 def reason(plain: Unfused, forms: Forms) -> str:
-    """What the fastest fused form takes beside the unfused one, and what both are made of."""
+    """A sentence that compares the fastest fused form with the unfused one, and says what both are made of."""
     of_plain = f"unfused takes {plain.total_us:,.1f} us ({_parts(plain)})"
     if forms.fastest is None or forms.prediction is None:
         whys = "; ".join(f"{f.plan}: {f.why}" for f in forms.all)
-        return f"{of_plain}; no fused form can be: {whys}"
+        return f"{of_plain}; no fused form can run: {whys}"
     fused = forms.prediction.makespan_us
     plan, takes = forms.fastest.plan, f"takes {fused:,.1f} us ({path_of(forms.prediction)})"
     ratio = plain.total_us / fused
@@ -133,7 +134,7 @@ def reason(plain: Unfused, forms: Forms) -> str:
 
 
 def compared(ratio: float) -> str:
-    """How many times as fast as unfused a form is, and whether that is enough."""
+    """How many times as fast as unfused a form is, and whether that is enough, as text."""
     said, needed = times_as_fast(ratio), f"{1 + MARGIN:.2f}"
     if not 1 <= ratio < 1 + MARGIN:
         return said
@@ -148,7 +149,7 @@ def _parts(plain: Unfused) -> str:
 
 
 def path_of(prediction: Prediction) -> str:
-    """What the critical path is made of, by role, members of a list as one."""
+    """The largest parts of the critical path, as text: by role, where members of a list count as one role."""
     roles = {r.name: r.launched for r in prediction.steps.events.program.roles}
     shares: dict[str, float] = defaultdict(float)
     for name, us in prediction.shares_us.items():

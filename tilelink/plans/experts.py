@@ -1,5 +1,5 @@
-"""The two products of a layer of experts on a machine, fused and unfused: which program, in which schedule, on how many
-SMs for what moves rows. Predicted, with tokens dealt out evenly over the experts, or by a power law."""
+"""The two products of a layer of experts on a machine, fused and unfused: by which program, in which schedule, with how
+many SMs for moving rows. Predicted, for tokens that go to experts evenly, or by a power law."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tilelink.plans.unfused import Unfused
 
 @dataclass(frozen=True)
 class Tokens:
-    """What is asked of predictions: a number of tokens of all ranks, which go to experts by one of `ROUTINGS`, a dtype
+    """The question of a prediction: a number of tokens of all ranks, which go to experts by one of `ROUTINGS`, a dtype
     and a machine."""
 
     machine: Machine
@@ -36,7 +36,7 @@ class Tokens:
 
     def predicted(self, experts: Experts, shape: dict[str, int], plan: Plan, beaten: float | None) -> Prediction | str:
         """The prediction of a plan; or why no run of it takes less than `beaten` us. `shape`: sizes of its products.
-        The structure shows that the program is safe, so no events are checked."""
+        Events are not checked, since the structure shows that the program is safe."""
         bounds = {WORKERS: workers_least, BYTES: moving_least}
         return if_faster(self._steps(experts, shape, plan), self.machine, beaten, bounds)
 
@@ -51,44 +51,44 @@ class Tokens:
         return steps_of(*bound, machine, {})
 
     def unfused(self, experts: Experts) -> Unfused:
-        """A product in plain torch: that of a library on all SMs, in whichever of our tiles takes least, and a
-        collective of a library, which sends a token for each of its experts, or once to each rank that has some of
-        them: whichever is less."""
+        """A product in plain torch: a library's product on all SMs, in the fastest of our tiles, and a library's
+        collective. The collective sends a token for each of its experts, or once to each rank that has some of them,
+        whichever takes less time."""
         machine, products, collectives = self.machine.of_library, [], []
-        plans = {_tiles(plan): plan for plan in plans_of_product(experts)}  # what moves rows makes no difference
+        plans = {_tiles(plan): plan for plan in plans_of_product(experts)}  # how rows are moved makes no difference
         for plan in plans.values():
             try:
                 steps = self._steps(experts, experts.shape, plan)
                 products.append(compute(steps, costs(steps, machine, {}), machine))
-            except TileLinkError:  # a schedule that can't be on this machine
+            except TileLinkError:  # a schedule that can't run on this machine
                 continue
             collectives.append(collective(steps, machine))
         return Unfused(min(products), min(collectives), machine.launch_us)
 
     def sizes(self, experts: Experts, shape: dict[str, int], plan: Plan) -> dict[str, int]:
-        """All sizes of a program. Where a token sends a row to each slice of an expert, each is a choice of it."""
+        """All sizes of a program. If a token sends a row to each slice of an expert, each slice is a choice of it."""
         slices = 1 if plan.program in (OF_TOKENS.first, OF_TOKENS.second) else experts.cut
         every = {"routed": self.number * experts.each * experts.cut, "experts": experts.all // experts.spread}
         every |= {**shape, "tokens": self.number}
         return every | ({"top": experts.each * slices} if "top" in plan.program.recorded().dims else {})
 
     def forms(self, experts: Experts, shape: dict[str, int], plans: Iterable[Plan]) -> Forms:
-        """The forms of plans."""
+        """The forms of these plans."""
         return tried(plans, partial(self.predicted, experts, shape))
 
     def on_other_sms(self, experts: Experts, shape: dict[str, int], forms: Forms) -> Forms:
-        """The forms with the fastest one on other numbers of SMs for what moves rows, where that is faster."""
+        """The forms, and the fastest one with other numbers of SMs for moving rows, if that is faster."""
         return with_other_counts(forms, partial(self.predicted, experts, shape))
 
 
 def plans_of_product(experts: Experts) -> Iterator[Plan]:
-    """The plans of a product: all schedules of the programs of both pairs."""
+    """The plans of a product: all schedules of its program in both pairs."""
     for pair in PAIRS:
         yield from plans_of(pair, pair.first if experts.name == GATE_UP else pair.second)
 
 
 def _tiles(plan: Plan) -> tuple[Any, ...]:
-    """The program of a plan, and the tiles of its roles that share SMs, of which products are."""
+    """The program of a plan, and the tiles of the roles that share SMs, which are the roles that multiply."""
     resources = plan.program.schedule(plan.schedule.name).values()
     return plan.program, *(r.tile for r in resources if isinstance(r, SMs) and r.count is None)
 
@@ -96,8 +96,8 @@ def _tiles(plan: Plan) -> tuple[Any, ...]:
 def choose_experts(
     experts: Experts, machine: Machine, dtype: str, tokens: int, routing: str = EVEN
 ) -> Choice | None:
-    """Whether a program of a product beats the unfused form for `tokens` of all ranks, in the best of its schedules and
-    with the best numbers of SMs for what moves rows. `routing`: one of `ROUTINGS`. None where no program can be on the
+    """The choice for a product and `tokens` of all ranks: the unfused form, or a program in the best of its schedules,
+    with the best numbers of SMs for moving rows. `routing`: one of `ROUTINGS`. None if no program can run on the
     machine. Raises MachineMemoryError."""
     asked = Tokens(machine, dtype, tokens, routing)
     forms = asked.forms(experts, experts.shape, plans_of_product(experts))
@@ -113,8 +113,8 @@ def choose_experts(
 def experts_bound_us(
     products: Sequence[Experts], machine: Machine, dtype: str, tokens: int, routing: str = EVEN
 ) -> float:
-    """Microseconds that no form of these products is faster than: what they take at the rate of all SMs, or, where
-    tokens go evenly to experts, to read the weights of those that have a token. Whichever is longer."""
+    """A lower bound on all forms of these products, in microseconds. It is the longer of two times: for the operations
+    at the rate of all SMs; and, if tokens go evenly to experts, for reading the weights of those that have a token."""
     operations = weights = 0.0
     for experts in products:
         rows = tokens * experts.each / experts.spread

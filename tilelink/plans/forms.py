@@ -1,5 +1,5 @@
-"""The fused forms of an operator on a machine: every plan in the library's schedule, fitted to the sizes, and the
-fastest one with what else its schedule may say, too. Predicted."""
+"""The fused forms of an operator on a machine: every plan in its schedule, fitted to the sizes, and the fastest plans
+with changes of their schedules. Predicted."""
 
 from __future__ import annotations
 
@@ -24,27 +24,26 @@ from tilelink.programs.program import Program
 from tilelink.programs.schedule_text import NamedSchedule
 
 GAIN = 0.02
-"""By so much other SMs or streams of a role, and narrower tiles where all SMs have one, have to make a form faster, to
-be worth a longer name."""
+"""The share by which a change must make a form faster to be worth a longer name. Changes are other SMs or streams of a
+role, and narrower tiles if all SMs have one."""
 REACH = 1.3
-"""Forms that take at most so many times as long as the fastest are changed, too: narrower tiles help some more than
+"""Forms that take at most this many times as long as the fastest are changed, too: narrower tiles help some more than
 others."""
 NARROW = 64
-"""Columns of the narrowest tile that is tried where tiles fill all SMs: the main loop of narrower ones takes more time
-to issue its instructions than to multiply (80 of 8 warps in 160 clocks, 128 x 32 x 64 products in 128), which the
-model does not know."""
+"""Columns of the narrowest tile that is tried if tiles fill all SMs. The main loop of narrower tiles takes more time to
+issue its instructions than to multiply (80 of 8 warps in 160 clocks, 128 x 32 x 64 products in 128). The model does not
+know this."""
 UNJUDGED = 'not tried: no published kernel has waits="pieces", so nothing judges its predictions; ask for it by name'
-FILLED = "the rows of a rank fill its tiles, which go across parts for few rows"
+FILLED = "its tiles go across parts, which is for few rows, but the rows of a rank fill them"
 LEFT_OUT = ("bias", "dbias", "gathered", "epilogue")
-"""Parameters of programs that predictions are made without."""
+"""Parameters of programs that predictions leave out."""
 WORKERS, BYTES = "its busiest workers", "its bytes between ranks"
-"""Bounds of a form that are known before it is simulated."""
+"""Names of the bounds of a form that are known before it is simulated."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """A fused form. `us`: what it is predicted to take, or None where `why` says what is in the way, or that it can't
-    be the fastest."""
+    """A fused form. `us`: its predicted time; None if `why` says that it can't run, or can't be the fastest."""
 
     by: Plan
     us: float | None
@@ -52,43 +51,43 @@ class Form:
 
     @property
     def plan(self) -> str:
-        """As operators take it."""
+        """The plan as operators take it."""
         return str(self.by)
 
     @property
     def program(self) -> str:
-        """As `tilelink simulate` takes it."""
+        """The program as `tilelink simulate` takes it."""
         return self.by.program.name
 
     @property
     def schedule(self) -> str:
-        """As `tilelink simulate` takes it."""
+        """The schedule as `tilelink simulate` takes it."""
         return str(self.by.schedule)
 
 
 @dataclass(frozen=True)
 class Forms:
-    """All forms: those of plans as fitted, in their order, then the fastest with a changed schedule, if that is faster.
-    `fastest`, and its `prediction`: None where no plan can be."""
+    """All forms: the fitted plans, in order, then the fastest one with a changed schedule, if that is faster.
+    `fastest`, `prediction`: the fastest form and its prediction; None if no plan can run."""
 
     all: tuple[Form, ...]
     fastest: Form | None = None
     prediction: Prediction | None = None
 
     def and_fastest(self, form: Form, prediction: Prediction) -> Forms:
-        """These, with the fastest after all changes."""
+        """These forms, with the fastest one after all changes."""
         return Forms(self.all if form in self.all else (*self.all, form), form, prediction)
 
 
 Predict = Callable[[Plan, float | None], Prediction | str]
-"""Is given a plan and the time to beat, if there is one; returns a prediction, or why the plan does not beat it."""
+"""Takes a plan and the time to beat, if there is one. Returns a prediction, or why the plan does not beat that time."""
 Bound = Callable[[Steps, Costs, Machine], float]
 Change = tuple[str, Any, float]
-"""A field of a role's schedule, its new value, and by how much that has to make a form faster."""
+"""A field of a role's schedule, its new value, and the share by which it has to make a form faster."""
 
 
 def if_faster(steps: Steps, machine: Machine, beaten: float | None, bounds: Mapping[str, Bound]) -> Prediction | str:
-    """The prediction of a run; or which of its `bounds` says that it takes no less than `beaten` us."""
+    """The prediction of a run; or the one of its `bounds`, as text, that shows that it takes `beaten` us or more."""
     if beaten is not None:
         each = costs(steps, machine, {})
         for what, bound in bounds.items():
@@ -98,7 +97,7 @@ def if_faster(steps: Steps, machine: Machine, beaten: float | None, bounds: Mapp
 
 
 def tried(known: Iterable[Plan], predicted: Predict) -> Forms:
-    """The forms of plans. What `predicted` raises but MachineMemoryError says why a plan can't be."""
+    """The forms of plans. If `predicted` raises, the form says why; but MachineMemoryError is raised again."""
     found: list[Form] = []
     fastest: Form | None = None
     best: Prediction | None = None
@@ -122,7 +121,7 @@ def climbed(
     change: Callable[[str, Prediction], Change | None],
     predicted: Predict,
 ) -> tuple[Form, Prediction]:
-    """The form with changes of a role's schedule, again and again while they make it faster; and its prediction."""
+    """The form and its prediction, with changes of a role's schedule that are repeated while they make it faster."""
     while said := change(role, prediction):
         field, value, gain = said
         plan = form.by.and_changed(role, field, value)
@@ -137,13 +136,13 @@ def climbed(
 
 
 def roles_of(prediction: Prediction) -> list[str]:
-    """The roles of a schedule: members of a list are one."""
+    """The roles of a schedule; members of a list are one."""
     return list(dict.fromkeys(r.launched for r in prediction.steps.events.program.roles))
 
 
 def with_other_counts(forms: Forms, predicted: Predict) -> Forms:
-    """The forms, and the fastest with other numbers of SMs: of each role that has a number twice as many, or half,
-    again and again while that is `GAIN` faster. COMET (arXiv 2502.19811, section 3) calls them division points."""
+    """The forms, and the fastest one with other numbers of SMs: each role's number is doubled, or halved, again and
+    again while that is `GAIN` faster. COMET (arXiv 2502.19811, section 3) calls them division points."""
     form, prediction = forms.fastest, forms.prediction
     if form is None or prediction is None:
         return forms
@@ -156,7 +155,7 @@ def with_other_counts(forms: Forms, predicted: Predict) -> Forms:
 
 
 def _count(times: float, launched: str, prediction: Prediction) -> Change | None:
-    """Times the number of SMs of a role, if its schedule gives one, and one is left."""
+    """The change that multiplies a role's SMs by `times`; None if its schedule gives no number, or if none is left."""
     roles = prediction.steps.events.program.roles
     resource = next(r.resource for r in roles if r.launched == launched)
     count = int(times * (resource.count or 0))
@@ -187,8 +186,8 @@ class Question:
     shape: Shape
 
     def forms(self) -> Forms:
-        """Raises MachineMemoryError, and UnsafeProgramError where the check finds the fastest unsafe. What else can't
-        be on the machine, a multicast, say, is a form that says why."""
+        """The fused forms. A form that can't run on the machine, such as a multicast, says why. Raises
+        MachineMemoryError, and UnsafeProgramError if the check finds the fastest form unsafe."""
         least: dict[str, float] = {}
         simulated: dict[Plan, Prediction] = {}
 
@@ -221,15 +220,15 @@ class Question:
         return if_faster(self._steps(plan.program, plan.schedule), self.machine, beaten, {WORKERS: workers_least})
 
     def _steps(self, program: Program, schedule: NamedSchedule | None = None, **sizes: int) -> Steps:
-        """Those of a run with the tensors that there are in predictions; `sizes`: instead of those asked for."""
+        """The steps of a run, with the tensors that predictions have. `sizes` replace those asked for."""
         dtypes = dict.fromkeys((n for n in program.declared if n not in LEFT_OUT), self.dtype)
         nodes, size = self.machine.nodes_of(self.world), sizes_of(program, {**self.shape, **sizes})
         bound = program.bound_at(schedule, world=self.world, sizes=size, dtypes=dtypes, per_node=nodes)
         return steps_of(*bound, self.machine, {})
 
     def _least_us(self, program: Program) -> float:
-        """What a program can't be faster than, for its bytes between ranks: they grow with the rows, so that one row a
-        rank tells."""
+        """A lower bound on the time of a program, from its bytes between ranks. These grow with the rows, so the bytes
+        of one row a rank are scaled up."""
         few, rows = self.world, self.shape["M"]
         if not isinstance(rows, int) or rows <= few:
             return 0.0
@@ -237,15 +236,15 @@ class Question:
         return moving_least(steps, costs(steps, self.machine, {}), self.machine) * rows / few
 
     def _changed(self, form: Form, prediction: Prediction) -> tuple[Form, Prediction]:
-        """The form with changes of its schedule, one role after the other and each kept where it is faster; and its
-        prediction."""
+        """The form and its prediction after changes of its schedule, for one role after the other; a change is kept if
+        it makes the form faster."""
         for role in roles_of(prediction):
             form, prediction = climbed(form, prediction, role, self._change, self._predict)
         return form, prediction
 
     def _change(self, launched: str, prediction: Prediction) -> Change | None:
-        """What may make a role faster, and by how much it has to: half the columns of its tiles, if it multiplies;
-        twice the SMs, if it has a number of them; the other streams of a copy engine. None: nothing may."""
+        """A change that may make a role faster, and by how much it has to: half the columns of its tiles, if it
+        multiplies; twice its SMs, if it has a number of them; other streams of a copy engine. None: there is none."""
         roles = [r for r in prediction.steps.events.program.roles if r.launched == launched]
         resource = roles[0].resource
         if isinstance(resource, CopyEngine):
@@ -261,7 +260,7 @@ class Question:
 
 
 def _multiplying(prediction: Prediction) -> tuple[list[Role], int]:
-    """The roles that multiply, and how many tiles of them a rank has."""
+    """The roles that multiply, and the number of their tiles on a rank."""
     steps = prediction.steps
     tiles = np.unique(steps.tile[steps.operations > 0])
     roles = np.unique(steps.of_tiles("role")[tiles]).tolist()

@@ -1,8 +1,8 @@
-"""Plans of a layer of experts by their names: which two programs compute its products, and in which schedules.
+"""Plans of a layer of experts by their names: the two programs that compute its products, and their schedules.
 
-"push" is a schedule of programs that send a row for each choice of a token; "once" and "once:few" are of those that
-send a token once to a rank. A program that has no schedule of this name takes its first one. Behind the name a plan may
-have changes, `push,dispatch.count=8`; each program takes those of its roles.
+"push" is a schedule of programs that send a row for each choice of a token; "once" and "once:few" are schedules of
+programs that send a token once to a rank. A program without a schedule of this name takes its first one. Changes may
+follow the name, `push,dispatch.count=8`; each program takes the changes of its own roles.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tilelink.programs.program import Program
 from tilelink.programs.schedule_text import NamedSchedule, read_changes, split_schedule
 
 ONCE = "once"
-"""What plans begin with by which a token goes once to a rank, and the sum of its rows there comes back."""
+"""The prefix of plans that send a token once to a rank; the sum of its rows there comes back."""
 ONE_KERNEL = "one_kernel"
-"""What plans begin with by which one kernel computes the whole layer."""
+"""The prefix of plans that compute the whole layer in one kernel."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two programs that compute a layer, the first and the second product. `prefix`: what their plans begin with."""
+    """Two programs that compute the first and the second product of a layer. `prefix`: the prefix of their plans."""
 
     prefix: str
     first: Program
@@ -37,7 +37,7 @@ class Pair:
 
     @property
     def schedules(self) -> dict[str, str]:
-        """Plans, with the schedule that each is. The first is the default."""
+        """The plans of the pair, with the schedule of each. The first is the default."""
         named = dict.fromkeys([*self.first.schedules, *self.second.schedules])
         if not self.prefix:
             return {s: s for s in named}
@@ -51,7 +51,7 @@ PAIRS = (OF_ROWS, OF_TOKENS)
 
 
 def in_one(plan: str | None) -> bool:
-    """Whether a plan is that of the whole layer in one kernel."""
+    """Whether a plan computes the whole layer in one kernel."""
     return plan is not None and plan.startswith(ONE_KERNEL)
 
 
@@ -61,14 +61,14 @@ def is_once(plan: str | None) -> bool:
 
 
 def without_changes(plan: str) -> str:
-    """The name of a plan."""
+    """The name of a plan, without its changes."""
     return plan.split(",")[0].strip()
 
 
 @kept()
 def plan_of(pair: Pair, program: Program, plan: str | None) -> Plan:
-    """The plan of one program, which may also be another one that has schedules of these names, of the plan of a layer.
-    Raises ScheduleError for what is no plan of the pair, TileSizeError for a tile that can't be."""
+    """The plan that one program takes of a layer's plan. The program may also be another one with schedules of these
+    names. Raises ScheduleError if `plan` is no plan of the pair, TileSizeError for an impossible tile."""
     known = pair.schedules
     name, changes = split_schedule(plan)
     name = name or next(iter(known))
@@ -85,14 +85,14 @@ def plan_of(pair: Pair, program: Program, plan: str | None) -> Plan:
 
 
 def plans_of(pair: Pair, program: Program) -> Iterator[Plan]:
-    """The plans in which a program of a pair has schedules of its own."""
+    """The plans whose schedules a program of a pair has."""
     for name, schedule in pair.schedules.items():
         if schedule in program.schedules:
             yield Plan(name, program, NamedSchedule(schedule))
 
 
 def combined(plans: Sequence[Plan]) -> str:
-    """The plan of a layer, of those of its programs."""
+    """The plan of a layer that is made of its programs' plans."""
     changes = [str(change) for plan in plans for change in plan.schedule.changes]
     return ",".join([plans[0].name, *changes])
 

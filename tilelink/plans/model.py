@@ -1,4 +1,4 @@
-"""Models: the linear layers of a block, from a config.json of the form that Hugging Face's transformers write."""
+"""Models: the linear layers of a block, from a config.json in the form that Hugging Face's transformers write."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tilelink.errors import ConfigError, Site, shown
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 LATENT, ALONE = "deepseek_v3", "experts"
 EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", LATENT, ALONE)
-"""Values of `model_type` whose blocks are known: gated MLPs, or experts that are; Q, K and V of heads. `LATENT`: K and
+"""Known values of `model_type`. Their blocks have Q, K and V of heads, and gated MLPs or gated experts. `LATENT`: K and
 V are made of a latent that every rank has. `ALONE`: nothing but experts, for layers that papers measure."""
 GATE_UP, DOWN = "experts_gate_up", "experts_down"
-"""What the first and the second product of a layer of experts are called."""
+"""The names of the first and the second product of a layer of experts."""
 NUMBERS_OF_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer of a block, as one of `tp` ranks has it. `columns` (one for each weight) and `depth` of its
-    product. `gathers`: whether its input is spread over the ranks with sequence parallelism, else its output is."""
+    """A linear layer of a block, as one of `tp` ranks has it. `columns` (one for each weight) and `depth`: of its
+    product. `gathers`: with sequence parallelism, its input is spread over the ranks, else its output is."""
 
     name: str
     columns: tuple[int, ...]
@@ -37,8 +37,9 @@ class Layer:
 
 @dataclass(frozen=True)
 class Experts:
-    """The experts of a block, as a rank has them: `number` of them, of which each token takes `each` of `all`; products
-    of `columns` and `depth`, for every row that comes to an expert. `spread` over so many ranks, `cut` over so many."""
+    """A product of the experts of a block, as a rank has it: `columns` and `depth`, for each row of an expert. Tokens
+    take `each` of `all` experts. `spread`: groups of ranks that experts are spread over; `cut`: ranks that share an
+    expert."""
 
     name: str
     all: int
@@ -50,7 +51,7 @@ class Experts:
 
     @property
     def world(self) -> int:
-        """Ranks."""
+        """The number of ranks."""
         return self.spread * self.cut
 
     @property
@@ -64,7 +65,7 @@ class Experts:
 
 
 class WholeLayer(NamedTuple):
-    """The two products of a layer of experts, with what stands between."""
+    """The two products of a layer of experts, with the activation between them."""
 
     gate_up: Experts
     down: Experts
@@ -85,7 +86,7 @@ class WholeLayer(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """A model's configuration. `file`: where it stands, None for one of ours; `text`: that file, to find lines in."""
+    """A model's configuration. `file`: its path, None for a known model. `text`: the file's text, to find lines in."""
 
     name: str
     file: str | None
@@ -94,13 +95,13 @@ class Model:
 
     @cached_property
     def dtype(self) -> str:
-        """That of weights: bfloat16, unless the file says another that operators take."""
+        """The dtype of weights: float32 or float16 if the file says so, else bfloat16."""
         said = str(self.values.get("torch_dtype", self.values.get("dtype", ""))).removeprefix("torch.")
         return said if said in ("float32", "float16") else "bfloat16"
 
     def layers(self, tp: int) -> tuple[Layer, ...]:
-        """The linear layers of a block under tensor parallelism of `tp` ranks, experts apart. Heads of K and V that are
-        fewer than the ranks stand on several. Raises ConfigError for what can't be cut so."""
+        """The linear layers of a block under tensor parallelism of `tp` ranks, without experts. Several ranks have the
+        same head if K and V have fewer heads than there are ranks. Raises ConfigError if a size can't be cut."""
         if self.values["model_type"] == ALONE:
             return ()
         width, heads = self.number("hidden_size"), self.number("num_attention_heads")
@@ -125,8 +126,8 @@ class Model:
         return tuple(made)
 
     def experts(self, tp: int, ep: int) -> tuple[Experts, ...]:
-        """The layers of experts, which are spread over `ep` of the `tp` ranks, and each cut over the others. Raises
-        ConfigError."""
+        """The products of a layer of experts, spread over `ep` groups of the `tp` ranks and cut over the ranks of a
+        group; empty without experts. Raises ConfigError."""
         if not self._has_experts:
             return ()
         key = next((k for k in NUMBERS_OF_EXPERTS if k in self.values), NUMBERS_OF_EXPERTS[0])
@@ -146,7 +147,7 @@ class Model:
         return self.values["model_type"] in EXPERTS
 
     def _feed_forward(self) -> list[tuple[str, str]]:
-        """Of MLPs that all tokens go through: how their layers are called, and the key of their inner size."""
+        """The MLPs that all tokens go through: the prefix of their layers' names, and the key of their inner size."""
         shared = [("shared_", "shared_expert_intermediate_size")]
         if not self._has_experts:
             return [("", "intermediate_size")]
@@ -163,7 +164,7 @@ class Model:
         if value is None:
             raise self.error(key, f"{key} is missing: {self.values['model_type']} models have one")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(key, f"{key} is {value!r}: it is a natural number")
+            raise self.error(key, f"{key} is {value!r}: it must be a natural number")
         return value
 
     def _cut(self, key: str, size: int, ranks: int) -> int:
@@ -181,7 +182,7 @@ class Model:
 
 
 def known_models() -> dict[str, dict[str, Any]]:
-    """The models that have a name here: what their configurations say, with its source."""
+    """The models that are known by name: the values of their configurations, and the source."""
     return tomllib.loads((resources.files("tilelink.plans") / "models.toml").read_text())
 
 

@@ -1,4 +1,4 @@
-"""Plans by their names: by which program, in which of its schedules, an operator is computed; or by plain torch."""
+"""Plans by their names: the program and the schedule by which an operator is computed, or plain torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TORCH = "torch"
 """The plan of a call that plain torch computes, as TILELINK_BACKEND=torch has it for all calls."""
 AUTO = "auto"
-"""The plan that stands for the one that is predicted to be the fastest on this machine."""
+"""The plan that stands for the plan that is predicted to be the fastest on this machine."""
 
 
 class Plan(NamedTuple):
@@ -31,22 +31,22 @@ class Plan(NamedTuple):
 
     @property
     def given(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """What makes the matrices that the program takes of ordinary ones; None where it takes these."""
+        """The function that makes the matrices that the program takes from ordinary ones; None if it takes these."""
         return said_of(self.program).get("given")
 
     def and_changed(self, role: str, field: str, value: Any) -> Plan:
-        """This with a change of the schedule more."""
+        """This plan with one more change of its schedule."""
         return self._replace(schedule=self.schedule.and_changed(role, field, value))
 
     def __str__(self) -> str:
-        """As operators take it."""
+        """The plan as operators take it."""
         return str(replace(self.schedule, name=self.name))
 
 
 @kept()
 def programs() -> dict[str, dict[str, Program]]:
-    """The programs of each operator, as their files say (`tilelink.kernels`): "" is that whose schedules are plans by
-    their own names, if there is one, others are by what plans call them."""
+    """The programs of each operator, as their files say (`tilelink.kernels`), by the names that plans have for them.
+    The program "", if there is one, has schedules that are plans by their own names."""
     found: dict[str, dict[str, Program]] = {}
     for program in operators().values():
         if said := said_of(program):
@@ -55,15 +55,15 @@ def programs() -> dict[str, dict[str, Program]]:
 
 
 def said_of(program: Program) -> Mapping[str, Any]:
-    """What the file of a program says of the plans that it is (`tilelink.kernels`); nothing where it is no plan."""
+    """The words of a program's file about its plans (see `tilelink.kernels`); empty if the program is no plan."""
     said = program.function.__globals__
     return said if "operator" in said else {}
 
 
 @kept()
 def plans(operator: str) -> dict[str, Plan]:
-    """The plans of an operator by which a program computes it, by name. The first is the default. The first schedule of
-    another program has the plan's name alone, the rest "one_shot:push"."""
+    """The plans of an operator that a program computes, by name. The first is the default. The first schedule of a
+    program with a name has this name alone, the rest "one_shot:push"."""
     others = dict(programs()[operator])
     usual = others.pop("", None)
     named = {schedule: (usual, schedule) for schedule in usual.schedules} if usual is not None else {}
@@ -75,8 +75,8 @@ def plans(operator: str) -> dict[str, Plan]:
 
 @kept()
 def planned(operator: str, plan: str | None) -> Plan:
-    """The plan that a person has typed; it may have changes after its name, as a schedule may:
-    "one_shot,matmul.tile=16x64x64". Raises ScheduleError, also TileSizeError for a change."""
+    """The plan that a person has typed, with changes behind its name as in a schedule: "one_shot,matmul.tile=16x64x64".
+    Raises ScheduleError, and TileSizeError for a change."""
     known = plans(operator)
     name, changes = split_schedule(plan)
     if plan is not None and name not in known and (name is not None or not changes):
@@ -89,14 +89,14 @@ def planned(operator: str, plan: str | None) -> Plan:
 
 
 def sizes_of(program: Program, shape: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes of an operator, M, N and K, by the dimensions of a program that computes it. Raises ShapeError where the
-    program takes pieces, and K can't be cut into them."""
+    """Sizes of an operator (M, N and K) by the dimensions of a program that computes it. Raises ShapeError if the
+    program takes K in pieces, and K can't be cut into them."""
     pieces_of = said_of(program).get("sizes")
     return dict(shape) if pieces_of is None else {d: n for d, n in shape.items() if d != "K"} | pieces_of(shape["K"])
 
 
 def check_plan(operator: str, plan: str | None) -> None:
-    """Raises ScheduleError for what is no plan of an operator, TileSizeError for a tile that can't be."""
+    """Raises ScheduleError if `plan` is no plan of the operator, and TileSizeError for an impossible tile."""
     if plan not in (None, TORCH, AUTO):
         try:
             planned(operator, plan)

@@ -1,4 +1,4 @@
-"""What layers of experts need room for on a rank."""
+"""Room on a rank: rows of layers of experts, and bytes of the heap."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from tilelink.programs.fitting import takes
 
 
 def room(experts: Experts, tokens: int) -> int:
-    """Rows that a rank has room for by default, where it has an even part of `tokens`: no row is ever dropped."""
+    """Rows that a rank has room for by default, with an even part of `tokens`: enough that no row is ever dropped."""
     return experts.world * ceil(tokens / experts.world) * min(experts.each, experts.all // experts.spread)
 
 
 def heap_bytes(layer: Experts | WholeLayer, plan: str | None, dtype: str, tokens: int, rows: int) -> int:
-    """Bytes of a rank's slot of the symmetric heap that a call of a plan takes, where each rank has so many tokens, and
-    room for so many rows; a lane has two slots. By "auto" as many as the plan takes that takes most, by "torch" none.
-    """
+    """Bytes of a rank's slot of the symmetric heap for one call of a plan, if each rank has `tokens` tokens and room
+    for `rows` rows; a lane has two slots. "auto" takes the most that any plan takes, "torch" takes none."""
     return max((_slot_bytes(by, of, dtype, tokens, rows) for by, of in _programs(layer, plan)), default=0)
 
 
 def _programs(layer: Experts | WholeLayer, plan: str | None) -> Iterator[tuple[Plan, Experts | WholeLayer]]:
-    """By which programs a plan may compute a layer, with what each of them computes. Where one kernel computes it, two
-    compute its gradients."""
+    """The programs by which a plan may compute a layer, each with what it computes. If one kernel computes the layer,
+    two more compute its gradients."""
     if plan == TORCH:
         return
     name, every = plan, plan == AUTO
@@ -46,7 +45,7 @@ def _programs(layer: Experts | WholeLayer, plan: str | None) -> Iterator[tuple[P
 
 
 def _slot_bytes(plan: Plan, layer: Experts | WholeLayer, dtype: str, tokens: int, rows: int) -> int:
-    """What the program of one plan takes; nothing where its schedule can't be told which tokens go to which ranks."""
+    """Bytes for the program of one plan; 0 if its schedule can't be told which tokens go to which ranks."""
     first, program = layer.products[0], plan.program
     of_tokens = program in (OF_TOKENS.first, OF_TOKENS.second)
     parts = {"tokens": tokens, "sent": tokens * first.each * first.cut, "routed": rows}

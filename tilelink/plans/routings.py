@@ -1,4 +1,4 @@
-"""How tokens go to experts in predictions: as many to each, or by a power law; and what programs are told of it."""
+"""Routings of tokens to experts in predictions: evenly, or by a power law; and what programs are told of a routing."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tilelink.plans.model import Experts
 
 ROUTINGS = EVEN, POWER_LAW = "even", "power-law"
 EXPONENT = 1.2
-"""Of the power law: the expert that is k-th in demand is asked for k ** -1.2 times as often as the first, by no more
-tokens than there are. NVIDIA's aiconfigurator measures layers of experts so (`power_law_1.2`)."""
+"""The exponent of the power law: the expert that is k-th in demand is asked for k ** -1.2 times as often as the first,
+by no more tokens than there are. NVIDIA's aiconfigurator measures layers of experts in this way (`power_law_1.2`)."""
 DRAWN = 4096
-"""Number of tokens whose experts are drawn; more tokens repeat these."""
+"""The number of tokens whose experts are drawn; more tokens repeat these."""
 
 
 def rows_of_experts(experts: Experts, tokens: int, routing: str) -> int | list[list[int]]:
-    """Rows of each expert, and of each slice of one, from each rank, as programs take them: a number is dealt out
-    evenly. `routing`: one of `ROUTINGS`."""
+    """Rows of each expert, and of each slice of one, from each rank, as programs take them; a single number is dealt
+    out evenly. `routing`: one of `ROUTINGS`."""
     if routing == EVEN:
         return tokens * experts.each * experts.cut
     each, law = experts.all // experts.spread, power_law(experts, tokens)
@@ -30,11 +30,11 @@ def rows_of_experts(experts: Experts, tokens: int, routing: str) -> int | list[l
 
 
 def power_law(experts: Experts, tokens: int) -> list[list[int]]:
-    """Rows of each expert from each rank, of `tokens` dealt out over the experts by the power law. Which experts are
-    asked for most is drawn, always alike."""
+    """Rows of each expert from each rank, for `tokens` that go to experts by the power law. Which experts are asked for
+    most is drawn, always in the same way."""
     asked = _demand(experts)
     rows, left = np.zeros(experts.all), float(tokens * experts.each)
-    while left > 0.5:  # what an expert can't take, since it has all tokens, goes to others
+    while left > 0.5:  # an expert that has all tokens gives what is left to others
         free = rows < tokens
         rows[free] += left * asked[free] / asked[free].sum()
         left = float((rows - tokens).clip(0).sum())
@@ -47,8 +47,8 @@ def power_law(experts: Experts, tokens: int) -> list[list[int]]:
 
 
 def tokens_of_ranks(experts: Experts, tokens: int, routing: str) -> dict[str, np.ndarray]:
-    """`wanted` and `at` of programs that send a token once to a rank, for tokens whose experts are drawn, always alike:
-    of `at` only how many rows a token has counts. Nothing where all tokens go to all ranks, with all their rows."""
+    """`wanted` and `at` of programs that send a token once to a rank, for tokens whose experts are drawn, always in the
+    same way. `at` only tells how many rows a token has. Empty if all tokens go to all ranks, with all their rows."""
     if experts.spread == 1:
         return {}
     homes = np.resize(_homes(experts, routing), (tokens, experts.each))
@@ -59,8 +59,8 @@ def tokens_of_ranks(experts: Experts, tokens: int, routing: str) -> dict[str, np
 
 @kept()
 def _homes(experts: Experts, routing: str) -> np.ndarray:
-    """Of some tokens, the group of ranks that each of their experts is on: drawn one after the other, without one that
-    a token has already."""
+    """The group of ranks that each expert of each drawn token is on. The experts of a token are drawn one after the
+    other, and never twice."""
     demand = np.ones(experts.all) if routing == EVEN else _demand(experts)
     shuffled = demand.tolist()
     _shuffle(shuffled)
@@ -71,10 +71,10 @@ def _homes(experts: Experts, routing: str) -> np.ndarray:
 
 
 def _demand(experts: Experts) -> Any:
-    """How often experts are asked for, by the power law."""
+    """How often each expert is asked for, by the power law."""
     return np.arange(1, experts.all + 1) ** -EXPONENT
 
 
 def _shuffle(of_experts: Sequence[Any]) -> None:
-    """Which experts are asked for most."""
+    """Shuffles the experts' demand, always in the same way."""
     random.Random(0).shuffle(of_experts)  # type: ignore[arg-type]  # a list

@@ -1,4 +1,4 @@
-"""What the unfused form of an operator takes on a machine: products of a library, and its collectives. Predicted."""
+"""The unfused form of an operator on a machine: products and collectives of a library. Predicted."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tilelink.frontend.schedule import Schedule, SMs, smallest_tile
 from tilelink.frontend.sizes import Sizes
 
 LIBRARY_TILES = ((128, 256, 64), (256, 128, 64), (128, 128, 64), (64, 256, 64))
-"""A library's product takes whichever of them is fastest, or a narrower one where that fills more SMs."""
+"""Tiles of a library's product. It takes the fastest of them, or a narrower one if that fills more SMs."""
 NARROWEST = 16
-"""Columns of a tile: what `tl.dot` needs."""
+"""The fewest columns of a tile that `tl.dot` takes."""
 
 Shape = Mapping[str, int | Sequence[int]]
 
 
 @dataclass(frozen=True)
 class Unfused:
-    """Microseconds of the unfused form. `collective_us` holds the launches of collectives, `launch_us` those of
-    products; `hidden_us` is what goes on meanwhile, and is no part of the sum."""
+    """Microseconds of the unfused form. `collective_us` holds the launches of collectives, and `launch_us` the launches
+    of products. `hidden_us`: how long products and collectives overlap; the sum is shorter by this."""
 
     product_us: float
     collective_us: float
@@ -37,11 +37,11 @@ class Unfused:
 
 
 def unfused(operator: str, machine: Machine, world: int, dtype: str, shape: Shape) -> Unfused:
-    """What plain torch is predicted to take for an operator. `shape`: M, N and K as the program of the operator has
-    them; several weights count as one with the columns of all of them.
+    """The predicted time of an operator in plain torch. `shape`: M, N and K as the operator's program has them; several
+    weights count as one with all their columns.
 
-    In the backward of all_gather_linear, the gather goes on beside the product for x, and the scatter beside that for
-    the weights, as the operators do it (`ops.plain`). All else comes one after the other.
+    In the backward of all_gather_linear, the gather overlaps the product for x, and the scatter the product for the
+    weights, as in the operators (`ops.plain`). Everything else comes one after the other.
     """
     m, k = (int(shape[d]) for d in "MK")  # type: ignore[arg-type]  # one number each
     n = sum(shape["N"]) if isinstance(shape["N"], Sequence) else shape["N"]
@@ -85,8 +85,8 @@ def library_matmul(machine: Machine, dtype: str, m: int, n: int, k: int) -> floa
 
 
 def _narrowed(tile: tuple[int, int, int], took: Callable[[tuple[int, int, int]], float], tiles: int, sms: int) -> float:
-    """What a tile (rows, columns, step) takes; with half the columns, and half again, while there are fewer `tiles`
-    than SMs, as long as that makes it faster. A narrower tile needs less of all that an SM has."""
+    """The time of a tile (rows, columns, step), or of a narrower one: the columns are halved while there are fewer
+    `tiles` than SMs and while that makes it faster. A narrower tile needs less of everything that an SM has."""
     best = took(tile)
     while tiles < sms and tile[1] > NARROWEST:
         tile = (tile[0], tile[1] // 2, tile[2])
@@ -107,13 +107,13 @@ def _product(machine: Machine, dtype: str, m: int, n: int, k: int, tile: tuple[i
 
 
 def library_collective(name: str, machine: Machine, world: int, dtype: str, m: int, columns: int) -> float:
-    """Microseconds of a library's collective with its launch: `name` is a program of `tilelink.kernels`, which moves
-    as many bytes, for (m, columns)."""
+    """Microseconds of a library's collective for (m, columns), with its launch. `name`: a program of `tilelink.kernels`
+    that moves as many bytes."""
     from tilelink.kernels import operators
 
     program = operators()[name]
     second = str(program.parameters["x"].dims[1])
-    rows = world if m % world == 0 else m  # bytes grow with rows: where all ranks have as many, one each tells
+    rows = world if m % world == 0 else m  # bytes grow with rows: one a rank tells, if all have as many
     sizes, nodes = {"M": rows, second: columns}, machine.nodes_of(world)
     bound, exact = program.bound_at(world=world, sizes=sizes, dtypes={"x": dtype, "out": dtype}, per_node=nodes)
     return collective(steps_of(bound, exact, machine, {}), machine, m // rows)

@@ -25,8 +25,8 @@ from tilelink.plans.routings import EVEN
 
 @dataclass(frozen=True)
 class LayerChoice:
-    """What `choose_layer` found, in microseconds, predicted. `forms_us`: of each fused plan of `mixture_of_experts`
-    that was simulated; `fastest`: the plan that takes least; `bound_us`: no schedule in one kernel is faster."""
+    """The result of `choose_layer`, in predicted microseconds. `forms_us`: of each fused plan of `mixture_of_experts`
+    that was simulated. `fastest`: the fastest plan. `bound_us`: no schedule in one kernel is faster."""
 
     unfused_us: float
     forms_us: Mapping[str, float]
@@ -41,22 +41,22 @@ class LayerChoice:
 
     @property
     def choice(self) -> str:
-        """What is predicted to be worth it: "fused" or "unfused"."""
+        """The form that is predicted to be worth it: "fused" or "unfused"."""
         return "fused" if self.unfused_us >= (1 + MARGIN) * self.fused_us else "unfused"
 
     @property
     def plan(self) -> str:
-        """What operators take, "torch" for the unfused form."""
+        """The plan as operators take it; "torch" for the unfused form."""
         return self.fastest if self.choice == "fused" else TORCH
 
 
 def choose_layer(
     layer: WholeLayer, machine: Machine, dtype: str, tokens: int, routing: str = EVEN
 ) -> LayerChoice | None:
-    """Which form of a layer is predicted to be the fastest for `tokens` of all ranks: unfused, two kernels with SwiGLU
-    between, by a pair of programs in each of its schedules, or one kernel; the fastest with the best numbers of SMs for
-    what moves rows. A rank has room for all rows that may come. None where a program can't be on the machine. Raises
-    MachineMemoryError."""
+    """The form of a layer that is predicted to be the fastest for `tokens` of all ranks: unfused; two kernels with
+    SwiGLU between them, by a pair of programs in each of its schedules; or one kernel. The fastest form has the best
+    numbers of SMs for moving rows. A rank has room for all rows that may come. None if a program can't run on the
+    machine. Raises MachineMemoryError."""
     gate_up, down = layer
     asked = Tokens(machine, dtype, tokens, routing)
     rows, there = room(gate_up, tokens), tokens * gate_up.each // gate_up.spread
@@ -81,8 +81,8 @@ def choose_layer(
 
 @dataclass(frozen=True)
 class LayerForms:
-    """The fused forms of a layer: `one`, in one kernel; `of_two`, microseconds by two kernels with SwiGLU between, by
-    plan; `forms_us`, of all, and of the fastest with the best numbers of SMs."""
+    """The fused forms of a layer. `one`: the forms in one kernel. `of_two`: microseconds of two kernels with SwiGLU
+    between them, by plan. `forms_us`: of all forms, and of the fastest with the best numbers of SMs."""
 
     one: OneKernel
     of_two: Mapping[str, float]
@@ -94,7 +94,7 @@ class LayerForms:
 
     @classmethod
     def of(cls, asked: Tokens, layer: WholeLayer, rows: int, pairs: Sequence[Pair]) -> LayerForms | None:
-        """None where a program can't be on the machine. `rows`: that a rank has room for."""
+        """The forms; None if a program can't run on the machine. `rows`: the rows that a rank has room for."""
         one, of_two = OneKernel(asked, layer), dict[str, float]()
         if one.forms.prediction is None:
             return None
@@ -126,7 +126,7 @@ class OneKernel:
         self.forms_us = {form.plan: form.us for form in self.forms.all if form.us is not None}
 
     def on_other_sms(self) -> dict[str, float]:
-        """The fastest form with the best numbers of SMs, by its plan, with its time."""
+        """The fastest form with the best numbers of SMs: its plan, and its time."""
         form = self.asked.on_other_sms(self.experts, self.shape, self.forms).fastest
         assert form is not None and form.us is not None
         return {form.plan: form.us}
@@ -146,8 +146,8 @@ class TwoKernels:
     def of(
         cls, asked: Tokens, layer: WholeLayer, pair: Pair, between_us: float, beaten: float | None
     ) -> list[TwoKernels]:
-        """Those of a pair; none where a program can't be on the machine, or where the first program with the bound of
-        the second product takes no less than `beaten` us."""
+        """The forms of a pair. Empty if a program can't run on the machine, or if the first program with the bound of
+        the second product takes `beaten` us or more."""
         first = asked.forms(layer.gate_up, layer.gate_up.shape, plans_of(pair, pair.first))
         if first.fastest is None or first.fastest.us is None:
             return []
@@ -159,8 +159,8 @@ class TwoKernels:
         return [] if second.fastest is None else [cls(asked, layer, pair, between_us, (first, second))]
 
     def _together(self) -> Iterator[tuple[str, float]]:
-        """The plans in which both programs were simulated, with their times: one without a schedule of the name has its
-        first one."""
+        """The plans whose two programs were simulated, with their times. A program without a schedule of the name takes
+        its first one."""
         times = [{form.by.name: form.us for form in forms.all} for forms in self.forms]
         for name in self.pair.schedules:
             parts = [of.get(name, next(iter(of.values()))) for of in times]
@@ -168,7 +168,7 @@ class TwoKernels:
                 yield name, self.between_us + sum(us for us in parts if us is not None)
 
     def on_other_sms(self, name: str) -> dict[str, float]:
-        """A form with the best numbers of SMs, by its plan, with its time."""
+        """The form of a plan with the best numbers of SMs: its plan, and its time."""
         found = []
         for experts, program in self.products:
             plan, shape = plan_of(self.pair, program, name), experts.shape
@@ -180,10 +180,10 @@ class TwoKernels:
 
 @dataclass(frozen=True)
 class LayerQuestion:
-    """What a plan of `mixture_of_experts` is chosen for. `machine`: by name, None for one that is not known;
-    `reserved`: SMs that are left to others; `tokens`, `experts`: of all ranks; `top`: experts of a token; `width`:
-    features of a token; `hidden`: features that a rank has of an expert; `rows`: that a rank has room for; `slices`:
-    ranks that share an expert; `once`: whether plans "once" are among them."""
+    """The call for which a plan of `mixture_of_experts` is chosen. `machine`: its name, None if unknown. `reserved`:
+    SMs that are left to others. `tokens`, `experts`: of all ranks. `top`: experts of a token. `width`: features of a
+    token. `hidden`: features of an expert on a rank. `rows`: the rows that a rank has room for. `slices`: ranks that
+    share an expert. `once`: whether plans "once" are tried."""
 
     machine: str | None
     reserved: int
@@ -199,21 +199,21 @@ class LayerQuestion:
     once: bool = False
 
     def rounded(self) -> LayerQuestion:
-        """The same for the largest power of two of tokens, with room for rows in proportion."""
+        """The same question for tokens rounded down to a power of two, with room for rows in proportion."""
         least = 1 << max(0, self.tokens.bit_length() - 1)
         return replace(self, tokens=least, rows=self.rows * least // max(1, self.tokens))
 
 
 def fastest_layer(asked: LayerQuestion) -> str:
-    """The plan of `mixture_of_experts` that is predicted to be the fastest on a machine, but for plain torch, whose
-    host reads the counts; "push" where nothing is predicted. Numbers of tokens between two powers of two share a plan,
-    if ranks have room for rows in proportion."""
+    """The plan of `mixture_of_experts` that is predicted to be the fastest on a machine; "push" if nothing is
+    predicted. Plain torch is left out, since its host reads the counts. Numbers of tokens between two powers of two
+    share a plan, if ranks have room for rows in proportion."""
     return _fastest(asked.rounded())
 
 
 @kept(4096)
 def _fastest(asked: LayerQuestion) -> str:
-    """As `fastest_layer`, for a number of tokens."""
+    """`fastest_layer` for a rounded question."""
     sizes, cut = ((GATE_UP, 2 * asked.hidden, asked.width), (DOWN, asked.width, asked.hidden)), asked.slices
     layer = WholeLayer(*(Experts(of, asked.experts, asked.top, n, k, asked.world // cut, cut) for of, n, k in sizes))
     try:
@@ -225,7 +225,7 @@ def _fastest(asked: LayerQuestion) -> str:
 
 
 def activation_us(machine: Machine, dtype: str, rows: int, hidden: int) -> float:
-    """SwiGLU of rows (rows, 2 * hidden), in one kernel of its own that reads and writes device memory."""
+    """Microseconds of SwiGLU on rows (rows, 2 * hidden), in a separate kernel that reads and writes device memory."""
     return machine.launch_us + 3 * rows * hidden * ITEM_SIZE[dtype] / (machine.memory_rate * GB_S)
 
 

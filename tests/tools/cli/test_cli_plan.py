@@ -197,7 +197,7 @@ def test_on_all_cores(run: Run, config: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "flags", "kind", "said", "line"),
     [
-        ({"hidden_size": 0}, "--tp 2", "ConfigError", "hidden_size is 0: it is a natural number", 3),
+        ({"hidden_size": 0}, "--tp 2", "ConfigError", "hidden_size is 0: it must be a natural number", 3),
         ({"model_type": "gpt2"}, "--tp 2", "ConfigError", "models of type gpt2 are not known; known are llama", 2),
         ({"num_key_value_heads": 3}, "--tp 2", "ConfigError", "can't be shared by 2 ranks", 6),
         ({}, "--tp 9", "UsageError", "--tp 9: h100 has 8 GPUs", None),
