@@ -33,10 +33,10 @@ BULK = 16
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """For each step: `alone`, microseconds on an idle machine without its transfers; `refill`, microseconds more if the
-    worker has waited for it in the middle of a product; `memory`, bytes to and from the rank's device memory. For each
-    role: `agents`; and `multicasts`, whether its stores to all ranks leave once, and its reads of all ranks enter once,
-    added up by the fabric."""
+    """Costs of each step: `alone`, microseconds on an idle machine without its transfers; `refill`, microseconds more
+    if the worker has waited for it in the middle of a product; `memory`, bytes to and from the rank's device memory.
+    Each role: `agents`; `multicasts`, whether its stores to all ranks leave once, and its reads of all ranks enter
+    once, added up by the fabric."""
 
     alone: np.ndarray
     refill: np.ndarray
@@ -105,9 +105,9 @@ def dtype_of(program: TileProgram) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Wires:
-    """For each transfer: `out` and `into`, the servers on its way (one server, if a link joins one pair of ranks);
-    `leaving` and `entering`, microseconds that it keeps them busy; `own`, microseconds at the agent's own rate;
-    `setup`; `waited_for`, whether the worker waits for its arrival. `servers`: their number."""
+    """The way of each transfer: `out`, `into`, its servers (one server, if a link joins one pair of ranks); `leaving`,
+    `entering`, microseconds that it keeps them busy; `own`, microseconds at the agent's own rate; `setup`;
+    `waited_for`, whether the worker waits for its arrival. `servers`: their number."""
 
     out: np.ndarray
     into: np.ndarray
@@ -221,7 +221,7 @@ def moving_least(steps: Steps, costs: Costs, machine: Machine) -> float:
 
 def bounds(steps: Steps, costs: Costs, machine: Machine) -> dict[str, float]:
     """Lower bounds on all schedules of these tiles, in microseconds, by their cause: operations at the rate of all SMs,
-    bytes between ranks at the fastest agent's rate, and reading each input once and writing all results."""
+    bytes between ranks at the fastest agent's rate, and reading each input once with everything that is written."""
     world = steps.events.sizes.world
     ranks = steps.events.rank[steps.event]
     operations = np.bincount(ranks, weights=steps.operations, minlength=world).max(initial=0.0)

@@ -160,7 +160,7 @@ class _Engine:
         if self.memory[step]:
             done = max(done, self.serve(self.memory_of[worker], time, self.memory[step]))
         computed = done
-        busy = time  # until here, with one transfer after the other at the worker's rate
+        busy = time  # the end of its transfers, one after the other, at the worker's own rate
         for k in range(self.moves[step], self.moves[step + 1]):
             busy += self.own[k]
             done = max(done, self.move(k, worker, time, busy))
