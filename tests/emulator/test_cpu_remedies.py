@@ -56,7 +56,7 @@ CASES = {
     ),
     "a flag that is stored": (
         party(0, "store"), party(1, "atomic_add"), True,
-        ["touched by atomics alone", 'let rank 0 store by one, with sem="release" or "acquire" and scope="sys"'],
+        ["only atomics may touch", 'make the store of rank 0 one, with sem="release" or "acquire" and scope="sys"'],
     ),
     "atomics of two kinds": (
         party(0, "atomic_add"), party(0, "atomic_add", program=1), True, ['one width and kind, with scope="gpu"'],

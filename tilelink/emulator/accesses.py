@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from tilelink.emulator.network import Network
 
 FAIR_SHARE = 64
-"""After so many operations without effect a program lets others run: a spin on plain loads starves nobody."""
+"""After this many operations without an effect a program lets others run, so a spin on plain loads starves nobody."""
 
 
 class Accesses:
     """The memory of a run, as programs reach it. `program` is the program that runs.
 
-    Pointers come as arrays of uint64 addresses; `mask` is None where all are accessed. `dtype` is numpy's; bfloat16 is
-    uint16."""
+    Pointers come as arrays of uint64 addresses; `mask` None selects all of them. `dtype` is numpy's, uint16 for
+    bfloat16."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Accesses:
         other: Array | None = None,
         volatile: bool = False,
     ) -> Array:
-        """Returns what is in memory, and `other` (zero if None) where the mask is false."""
+        """Returns the values in memory, and `other` (zero if None) where the mask is false."""
         mode = VOLATILE_LOAD if volatile else LOAD
         me = self._begin(self._switch_always or volatile)
         accesses = self._locate(me, mode, pointers, mask, dtype.itemsize)
@@ -104,7 +104,7 @@ class Accesses:
         apply: Callable[[], Array],
         mask: Array | None = None,
     ) -> Array:
-        """Returns the old values, as `apply` does when it has changed them."""
+        """Calls `apply`, which changes memory and returns the old values; returns these."""
         me = self._begin(True)
         accesses = self._locate(me, mode, pointers, mask, dtype.itemsize)
         old = apply()
@@ -112,22 +112,22 @@ class Accesses:
             return old
         parts = [(old.reshape(-1)[access.lanes], access.values(dtype)) for access in accesses]
         changed = any(bool((before != after).any()) for before, after in parts)
-        # What changes nothing only looks, such as adding 0; but nobody waits with a mere release.
+        # An atomic that changes nothing, such as adding 0, only looks; but nobody waits with a mere release.
         writes = changed or mode.semantic == "release" or mode.kind == "atomic_store"
         site = me.site or sites.current()
         poll = None if writes else _poll(site, accesses, old)
         self._record(me, mode, accesses, site, poll, writes, changed, parts)
         if poll is None:
-            # Locks that are taken and given back for ever are a livelock, too: words are no progress.
+            # Locks that are taken and given back for ever are a livelock, too, so a change of one word is no progress.
             self._effect(me, accesses, only_signals=old.size == 1)
         else:
             self._park(me, poll)
         return old
 
-    # ---- what an engine or a network does, which no program's code keeps on time
+    # ---- accesses of engines and networks, whose timing the schedule decides
 
     def read(self, place: Place) -> Array:
-        """Lets others run, then returns what is in memory."""
+        """Lets others run, then returns the values of a place."""
         self.pause()
         return self.load(place.pointers(), place.dtype)
 
@@ -137,14 +137,14 @@ class Accesses:
         self.store(place.pointers(), values)
 
     def delay(self) -> None:
-        """Lets others run for as long as the schedule says: what an engine or a network does begins when it pleases."""
+        """Lets others run for as many turns as the policy says: work of an engine or a network may begin late."""
         for _ in range(self.scheduler.delay()):
             self.pause()
 
     # ---- turns
 
     def enter(self, program: Program) -> None:
-        """The program runs from now on."""
+        """Makes `program` the one that runs from now on."""
         self.program = program
         set_program(program.who.program, program.launch.shape)
 
@@ -165,7 +165,7 @@ class Accesses:
             self._heartbeat[0] += 1
         if self._quiet > self._livelock:
             raise LivelockError(
-                f"livelock: {self._livelock} memory operations without an effect; the last is that of {me.who}",
+                f"livelock: {self._livelock} memory operations without an effect; the last is by {me.who}",
                 me.site or sites.current(),
             )
         if me.quiet % FAIR_SHARE == 0:
@@ -177,7 +177,7 @@ class Accesses:
         return me
 
     def _effect(self, me: Program, accesses: list[Access], only_signals: bool) -> None:
-        """Something in memory may have changed: whoever polls it has to look again."""
+        """Wakes the programs that poll these addresses, which may have changed. `only_signals`: it is no progress."""
         self.effects += 1
         if not only_signals:
             self._quiet = 0
@@ -187,14 +187,14 @@ class Accesses:
             self.scheduler.wake(low - 7, high)  # a word that is polled has at most 8 bytes
 
     def progress(self) -> None:
-        """A program has ended, or another process wrote what one polls."""
+        """Notes that a program has ended, or that another process wrote to memory that a program polls."""
         self.effects += 1
         self._quiet = 0
 
     # ---- polls, observers and bounds
 
     def _park(self, me: Program, poll: Poll) -> None:
-        """Parks the program until what it polls is written, if it just sees the same again and again."""
+        """Parks the program until memory that it polls is written, if it only sees the same values again."""
         if me.look(poll):
             self.scheduler.block(address for poll in me.polls for address in poll.addresses())
             self.enter(me)
@@ -210,7 +210,7 @@ class Accesses:
         changed: bool = False,
         parts: Sequence[tuple[Array, Array]] = (),
     ) -> None:
-        """Looks for races, carries order, and tells the observer. `parts`: by access what an atomic found and left."""
+        """Looks for races, carries order, tells the observer. `parts`: the values that an atomic found and left."""
         if self.ordering is None:
             return
         cells = [self.shadows.cells(access) for access in accesses]

@@ -1,4 +1,4 @@
-"""Arithmetic of interpreted kernels. Triton holds bfloat16 as uint16 and adds words; here it is computed as float32."""
+"""Arithmetic of interpreted kernels: bfloat16 in float32, where Triton's interpreter would add its uint16 words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _QUIET_NAN = np.uint16(0x7FC0)
 
 
 def to_float32(words: Array) -> Array:
-    """The values of bfloat16 words, the upper halves of float32's, exactly."""
+    """The exact values of bfloat16 words, which are the upper halves of float32 words."""
     return (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
@@ -73,7 +73,7 @@ def _float_cast(self: Any, source: Any, target: Any, rounding: Any) -> Any:
 
 def _dot(self: Any, a: Any, b: Any, accumulator: Any, *precision: Any) -> Any:
     if all(operand.dtype.scalar in (tl.float16, tl.bfloat16, tl.float32) for operand in (a, b)):
-        # In float32 a BLAS may add up a row in another way where it lies elsewhere in the block, and does on some CPUs.
+        # In float64, because in float32 the BLAS of some CPUs adds up a row in an order that depends on its place.
         left, right = (_widened(operand).data.astype(np.float64) for operand in (a, b))
         total = (left @ right).astype(np.float32) + _widened(accumulator).data
         if _is_bfloat16(accumulator):
@@ -83,7 +83,7 @@ def _dot(self: Any, a: Any, b: Any, accumulator: Any, *precision: Any) -> Any:
 
 
 def reduce_or_scan(self: Any, inputs: Any) -> Any:
-    """In place of `ReduceScanOpInterface.apply`."""
+    """Replaces `ReduceScanOpInterface.apply`; computes bfloat16 in float32."""
     if not isinstance(inputs, tuple):
         return reduce_or_scan(self, (inputs,))[0]
     narrow = [isinstance(x, tl.tensor) and _is_bfloat16(x.handle) for x in inputs]
@@ -106,4 +106,4 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     "create_dot": _dot,
     "get_bf16": lambda self, value: _cast(self, self.get_fp32(value), tl.bfloat16),
 }
-"""Methods of Triton's builder by name."""
+"""Replacements for methods of Triton's builder, by name."""

@@ -1,6 +1,6 @@
-"""Another library's kernel beside ours, such as a collective: blocks of every rank that wait for all blocks of all
-ranks, each of which holds an SM until they have come. (Blocks of NCCL wait for those of their own channel alone; other
-libraries have barriers of whole grids.)"""
+"""Another library's kernel beside ours, such as a collective. Each block on each rank holds an SM until all blocks of
+all ranks have come. (Blocks of NCCL wait only for blocks of their own channel; other libraries have barriers of whole
+grids.)"""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Beside:
 
     def __init__(self, world: int, blocks: int) -> None:
         self.world, self.blocks = world, blocks
-        self.words = torch.zeros(world, world, blocks, dtype=torch.int32)  # of a rank, by who has come
+        self.words = torch.zeros(world, world, blocks, dtype=torch.int32)  # [rank, peer, block]: 1 once it has come
 
     def launch(self, execution: Execution, rank: int) -> None:
-        """Launches the blocks of a rank, each on a stream of its own: nothing but SMs is in their way."""
+        """Launches the blocks of a rank, each on its own stream, so that they wait for nothing but SMs."""
         regions = [Region(f"words of {NAME}", r, self.words[r], "signal") for r in range(self.world)]
         for block in range(self.blocks):
             work = partial(self._block, rank, block)

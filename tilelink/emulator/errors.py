@@ -1,4 +1,4 @@
-"""What can go wrong when ranks run on the CPU: one class per kind, with data beside the message."""
+"""Errors of ranks that run on the CPU: one class per kind, with the data of the message as attributes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tilelink.emulator.races import Race
 
 SHOWN = 12
-"""How many entries of a list a message shows; the error's data always has all of them."""
+"""The most entries of a list that a message shows; the error's data always has all of them."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class StuckProgram:
 
     @property
     def sites(self) -> frozenset[Site]:
-        """Where it polls."""
+        """The lines at which it polls."""
         return frozenset(wait.site for wait in self.waits)
 
     def __str__(self) -> str:
@@ -53,8 +53,8 @@ class StuckProgram:
 
 @dataclass(frozen=True)
 class UnstartedPrograms:
-    """Programs of a launch that never started: no room among the resident ones, or the stream is held up. `begun`:
-    nothing stands before the launch."""
+    """Programs of a launch that never started, because resident programs left no room or the stream is held up.
+    `begun`: the launch is the first entry of its stream."""
 
     rank: int
     launch: str
@@ -94,14 +94,14 @@ class DeadlockError(TileLinkError):
 
 
 class LivelockError(TileLinkError):
-    """Memory is read on and on, but nothing changes any more."""
+    """Programs go on accessing memory, but make no progress."""
 
 
 class OutOfBoundsError(TileLinkError):
-    """A program was about to touch memory that its launch does not have. The memory is as it was.
+    """A program was about to touch memory outside the regions of its launch. The memory is unchanged.
 
-    `nearest` is the region that is nearest (None if the launch has none), `offset` the distance in bytes of the access
-    from the base of that region."""
+    `nearest`: the nearest region, None if the launch has none. `offset`: the distance in bytes of the access from the
+    base of that region."""
 
     def __init__(self, who: Who, site: Site, kind: str, address: int, nearest: Region | None) -> None:
         self.rank, self.launch, self.program, self.kind = who.rank, who.launch, who.program, kind
@@ -114,21 +114,21 @@ class OutOfBoundsError(TileLinkError):
 
 
 class AssertionFailed(AssertionError):
-    """`tl.device_assert` of what does not hold. `what`: its message; `values`: of the names of the function that says
-    it, where it does not hold first."""
+    """A `tl.device_assert` failed. `what`: its message. `values`: the values of local names of its function, at the
+    first element where it fails."""
 
     def __init__(self, what: str, values: Mapping[str, Any]) -> None:
         self.what, self.values = what, values
         super().__init__(f"{what}: {', '.join(f'{n} = {v}' for n, v in values.items())}")
 
     def of(self, text: str) -> AssertionFailed:
-        """With the values of the names in a line alone, if it has some of them."""
+        """Returns this error with only the values of names in a line, or with all if the line has none of them."""
         names = set(re.findall(r"\w+", text))
         return AssertionFailed(self.what, {n: v for n, v in self.values.items() if n in names} or self.values)
 
 
 class KernelError(TileLinkError):
-    """A kernel raised: the cause is `__cause__`; rank, launch and program say where."""
+    """A kernel raised the exception `__cause__`; rank, launch and program say where."""
 
     def __init__(self, who: Who, site: Site | None, cause: BaseException) -> None:
         self.rank, self.launch, self.program = who.rank, who.launch, who.program
@@ -136,18 +136,18 @@ class KernelError(TileLinkError):
         super().__init__(f"{who}: {type(cause).__name__}: {cause}", site)
 
     def at(self, site: Site) -> KernelError:
-        """The same error at the line of a tile function that the kernel's was made of."""
+        """Returns the same error at the line of the tile function from which the kernel's line was made."""
         cause = self.__cause__
         assert cause is not None
         return KernelError(self._who, site, cause.of(site.text) if isinstance(cause, AssertionFailed) else cause)
 
 
 class RaceError(TileLinkError):
-    """Accesses to the same memory, at least one of them a write, that nothing orders: all are in `races`."""
+    """Nothing orders two accesses to the same memory, at least one of them a write. `races` has all such pairs."""
 
     def __init__(self, races: Sequence[Race]) -> None:
         self.races = tuple(races)
-        # Ranks that run the same lines race in the same way: that is told once.
+        # Ranks that run the same lines race in the same way: the message has one of these races.
         alike: dict[object, list[Race]] = {}
         for race in self.races:
             alike.setdefault(frozenset((race.first.site, race.second.site)), []).append(race)
@@ -165,8 +165,8 @@ def _shown(entries: Sequence[object], most: int = SHOWN) -> list[str]:
 
 @dataclass(frozen=True)
 class Entry:
-    """One of a rank that is stuck: in which way (`how`), what it is one of ("worker of matmul", "program of push"), and
-    what there is to say of it."""
+    """A stuck worker or program of a rank: in which way it is stuck (`how`), its kind (`one_of`: "worker of matmul",
+    "program of push"), and its report (`text`)."""
 
     rank: int
     how: Hashable
@@ -175,8 +175,8 @@ class Entry:
 
 
 def folded(entries: Iterable[Entry], most: int) -> list[str]:
-    """For those of a rank that are stuck in one way a line for the first, and one for how many more there are; at most
-    so many ways are told."""
+    """The lines of a report: for each rank and way of being stuck the first entry and the number of others. It has at
+    most `most` ways, and the number of entries in the remaining ways."""
     ways: dict[Hashable, list[Entry]] = {}
     for entry in entries:
         ways.setdefault((entry.rank, entry.how), []).append(entry)

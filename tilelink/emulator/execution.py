@@ -25,31 +25,31 @@ from tilelink.errors import TileLinkError
 T = TypeVar("T")
 Admission = Literal["in order", "last first"]
 FRUITLESS_ROUNDS = 16
-"""How often all stuck programs may look again, with nothing changing, before that is a deadlock."""
+"""How often all stuck programs look again without any change before this is a deadlock."""
 
 
 class Elsewhere(Protocol):
-    """The other processes whose programs reach the same memory, as one that has nothing to do sees them.
+    """The other processes whose programs reach the same memory; an execution with nothing to do waits for them.
 
-    `heartbeat`: one int64 that grows with every memory operation here."""
+    `heartbeat`: one int64 that grows with every memory operation of this process."""
 
     heartbeat: Array
 
     def wait(self, changed: Callable[[], bool], deadlock: Callable[[], DeadlockError]) -> None:
-        """Returns once `changed()`. Raises where that is not to be expected; `deadlock()` says who waits for what."""
+        """Returns once `changed()`. Raises where that can't be expected; the error of `deadlock()` says who waits."""
 
 
 class Execution:
     """Runs `world` ranks deterministically on the CPU.
 
-    `seed` and `policy` fix the schedule. `resident`: at most so many programs of a rank are under way at a time (None:
-    all of them). `admit`: the order in which those of a launch begin; "last first", those that wait mostly come before
-    those that they wait for. `races`: True raises `RaceError` at the end of a run, "collect" leaves what was found in
-    `races`, False does not look. `switch`: programs take turns at "atomics" (and volatile loads) or at every access to
-    "memory". `observer` gets an `Operation` for every access. `livelock`: so many accesses without an effect are an
-    error. `ranks`: those that run here, by default all; the others run `elsewhere`, in processes that reach the same
-    memory. Then nobody who polls is stuck before `elsewhere` says so, and races are not looked for: what others do, and
-    the order that they make, can't be seen from here."""
+    `seed` and `policy` fix the schedule. `resident`: the most programs of a rank that are under way at a time (None:
+    all). `admit`: the order in which programs of a launch begin; with "last first", programs that wait mostly come
+    before the programs that they wait for. `races`: True raises `RaceError` at the end of a run, "collect" only keeps
+    races in `races`, False does not look for them. `switch`: programs take turns at "atomics" (and volatile loads) or
+    at every access to "memory". `observer` gets an `Operation` for every access. `livelock`: more accesses without an
+    effect are an error. `ranks`: the ranks that run here, by default all; the others run `elsewhere`, in processes that
+    reach the same memory. Then a program that polls is stuck only when `elsewhere` says so. Races can't be looked for,
+    because this process does not see the accesses of the others, nor the order that they make."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Execution:
         self._start_anew()
 
     def _start_anew(self) -> None:
-        """The state of a run, in which nothing has happened."""
+        """Makes the state of a run in which nothing has happened yet."""
         elsewhere = self._elsewhere
         self._scheduler = Scheduler(self._seed, self._policy)
         self._detector = RaceDetector() if self._find_races else None
@@ -101,9 +101,9 @@ class Execution:
         self._rounds, self._effects_at_stall = 0, -1
 
     def run(self, host: Callable[[int], T]) -> list[T]:
-        """Runs `host(rank)` for every rank that runs here and all it launches, and returns what it returned.
+        """Runs `host(rank)` and everything it launches, for every rank that runs here; returns the results in order.
 
-        Raises what a host raised, `KernelError` for what a kernel raised, `OutOfBoundsError`, `DeadlockError`,
+        Raises what a host raised, `KernelError` for an exception in a kernel, `OutOfBoundsError`, `DeadlockError`,
         `LivelockError`, and `RaceError`."""
         if self._hosts:
             raise RuntimeError("the execution is running")
@@ -129,13 +129,13 @@ class Execution:
             self.schedule_hash, self.turns = self._scheduler.schedule_hash, self._scheduler.turns
             self.operations = self._accesses.operations
             self.races = self._detector.races if self._detector else []
-            vars(self._accesses).clear()  # all of a run hold it, and it all of them: this frees memory at once
+            vars(self._accesses).clear()  # it and the other objects of a run hold each other: this frees them at once
             self._start_anew()
         if self.races and self._find_races is True:
             raise errors.RaceError(self.races)
         return [results[rank] for rank in self._ranks]
 
-    # ---- what host functions may ask for
+    # ---- calls of host functions
 
     def launch(
         self,
@@ -148,12 +148,12 @@ class Execution:
         name: str | None = None,
         agent: int | None = None,
     ) -> None:
-        """Puts a launch of `grid` programs (up to three axes) on a stream of a rank: of a kernel, or of something that
-        the copy engine does. `agent`: the number of the program, where it is an agent of the copy engine, which is
-        resident on no SM.
+        """Puts a launch of `grid` programs (up to three axes) on a stream of a rank.
 
-        `arguments`: tensors, numbers, and values of constexpr parameters, by name. The launch may touch `regions` and
-        nothing else. Raises `TypeError` for arguments that do not fit the kernel."""
+        `work`: a kernel, or a function such as those of `engine.py`. `agent`: the number of the launch's one program,
+        if it is an agent of the copy engine, which is resident on no SM. `arguments`: tensors, numbers, and values of
+        constexpr parameters, by name. The launch may touch `regions` and nothing else. Raises `TypeError` for arguments
+        that do not fit the kernel."""
         for region in regions:
             self._accesses.shadows.add(region)
         start = self._host().publish()
@@ -171,13 +171,13 @@ class Execution:
             self._admit()
 
     def follow(self, rank: int, stream: object, others: Sequence[object]) -> None:
-        """What is put on a stream from now on begins after what is on other streams of its rank now."""
+        """Makes later entries of a stream begin after everything that is on other streams of its rank now."""
         self._host()
         self._stream(rank, stream).entries.append(Mark([self._stream(rank, other) for other in others]))
         self._admit()
 
     def synchronize(self, rank: int, stream: object | None = None) -> None:
-        """Waits until a stream of a rank, or all of them, are done."""
+        """Waits until one stream of a rank, or all of its streams, are done."""
         host = self._host()
         streams = [s for s in self._streams.values() if s.rank == rank and stream in (None, s.name)]
         while any(s.entries for s in streams):
@@ -200,7 +200,7 @@ class Execution:
     # ---- programs
 
     def _admit(self) -> None:
-        """Starts programs of the first launch of every stream, as far as they may be under way."""
+        """Starts programs of the first launch of every stream, as many as `resident` allows."""
         while any(self._pass_mark(stream) for stream in self._streams.values()):
             pass
         for stream in self._streams.values():
@@ -217,7 +217,7 @@ class Execution:
                 self._under_way[rank] += launch.agent is None
 
     def _pass_mark(self, stream: Stream) -> bool:
-        """Takes a mark off a stream, if it is the first entry and the other streams have come so far."""
+        """Takes a mark off a stream if it is the first entry and its work on other streams is done. Returns whether."""
         mark = stream.entries[0] if stream.entries else None
         end = mark.end() if isinstance(mark, Mark) else None
         if end is None:
@@ -230,7 +230,7 @@ class Execution:
         self._scheduler.wake(stream.key, stream.key + 1)
 
     def _execute(self, program: Program, stream: Stream) -> None:
-        """The body of a program's task."""
+        """Runs a program; it is the body of the program's task."""
         launch = program.launch
         self._accesses.enter(program)
         try:
@@ -249,10 +249,10 @@ class Execution:
             self._pop(stream, launch.end)
         self._admit()
 
-    # ---- when nobody can go on
+    # ---- when no task can go on
 
     def _stalled(self, parked: Sequence[Task]) -> None:
-        """Lets stuck programs look again: they may only seem to poll. After some rounds it is a deadlock."""
+        """Lets stuck programs look again, as they may only seem to poll. Raises `DeadlockError` after some rounds."""
         if self._effects_at_stall != self._accesses.effects:
             self._effects_at_stall, self._rounds = self._accesses.effects, 0
         self._rounds += 1
@@ -263,7 +263,7 @@ class Execution:
             self._scheduler.unpark(task)
 
     def _await_others(self, parked: Sequence[Task]) -> None:
-        """Lets stuck programs look again once another process has written what they poll."""
+        """Lets stuck programs look again once another process has written to memory that they poll."""
         assert self._elsewhere is not None
         polling = {task: self._programs[task] for task in parked if task in self._programs}
         if not polling:

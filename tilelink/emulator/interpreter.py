@@ -1,6 +1,6 @@
-"""The adapter to Triton's interpreter. All that depends on its internals, in Triton 3.6 to 3.9, is here, in what is put
-in place of its memory accesses (`memory_hooks.py`), arithmetic (`arithmetic.py`) and operators (`operators.py`), and in
-`kernel_values.py`.
+"""The adapter to Triton's interpreter. Only six files depend on its internals, in Triton 3.6 to 3.9: this one, the
+replacements for its memory accesses (`memory_hooks.py`), arithmetic (`arithmetic.py`) and operators (`operators.py`),
+`kernel_values.py`, and `words.py`.
 
 Nothing is patched at import. `installed` patches Triton for the duration of a run: `triton.language` computes with
 numpy, calls of `@triton.jit` functions run their Python source, and every access to memory goes to `Accesses`.
@@ -44,7 +44,7 @@ _one_run = Lock()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class InterpretedKernel:
-    """What `interpreted` makes of a kernel: its Python function, and what the kernel takes."""
+    """A kernel as `interpreted` makes it: a Python function, and the parameters that the kernel takes."""
 
     name: str
     function: FunctionType
@@ -52,8 +52,8 @@ class InterpretedKernel:
     constexprs: frozenset[str]
 
     def bind(self, arguments: Mapping[str, Any]) -> Callable[[], object]:
-        """One program, whose accesses go to the memory that is `installed`. Raises `TypeError` for arguments that do
-        not fit."""
+        """Returns a function that runs one program on the memory that is `installed`. Raises `TypeError` for arguments
+        that do not fit."""
         unknown = arguments.keys() - set(self.signature.parameters)
         if unknown:
             raise TypeError(f"{self.name} has no parameter {', '.join(sorted(unknown))}")
@@ -66,7 +66,7 @@ class InterpretedKernel:
 
 
 def interpreted(kernel: Any) -> InterpretedKernel:
-    """The twin of a `triton.jit` function that `Execution.launch` takes. The kernel itself stays as it is."""
+    """Returns the twin of a `triton.jit` function, for `Execution.launch`. The kernel itself is unchanged."""
     twin: InterpretedKernel | None = getattr(kernel.fn, _TWIN, None)
     if twin is None:
         # With TRITON_INTERPRET set, triton.jit makes an InterpretedFunction.
@@ -84,7 +84,7 @@ def interpreted(kernel: Any) -> InterpretedKernel:
 
 
 def is_running() -> bool:
-    """Whether kernels are run in this process at present."""
+    """Whether kernels are running in this process."""
     return _one_run.locked()
 
 
@@ -110,7 +110,7 @@ def installed_memory() -> Accesses | None:
 
 
 def refuse_other_threads() -> None:
-    """Raises WorldError where kernels run, and the calling thread is none of that run."""
+    """Raises WorldError if kernels are running and the calling thread does not belong to their run."""
     running = _installed
     if running is not None and not running[0].scheduler.is_here():
         raise _refused()
@@ -123,8 +123,8 @@ def _refused() -> WorldError:
 
 @contextmanager
 def suspended() -> Iterator[None]:
-    """Triton as it is when nothing runs, for a host function that reads or compiles kernels; no switch in between.
-    Raises WorldError on a thread that is none of the run: the patches of the run stay in place."""
+    """Removes the patches while a host function reads or compiles kernels; it must not switch tasks meanwhile.
+    Raises WorldError on a thread that does not belong to the run; the patches then stay in place."""
     global _installed
     refuse_other_threads()
     if _installed is None:
@@ -139,7 +139,7 @@ def suspended() -> Iterator[None]:
 
 
 def _patched(memory: Accesses) -> ExitStack:
-    """Puts all patches in place; closing what is returned removes them."""
+    """Puts all patches in place; closing the returned stack removes them."""
     with ExitStack() as patches:
         language = stock._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
         if language is not None:
@@ -174,10 +174,10 @@ def _replace(patches: ExitStack, owner: Any, name: str, value: Any) -> None:
 
 
 def _rewritten(kernel: Any, names: Mapping[str, Any]) -> FunctionType:
-    """The function of a kernel as Triton's transformer changes it, which also knows `names`.
+    """The function of a kernel after Triton's transformer; it also knows `names`.
 
-    It shares globals, closure and defaults with the kernel's, and its lines are those of the file. `names` are bound as
-    variables of an enclosing function, so that the globals of the kernel's module stay as they are."""
+    It shares globals, closure and defaults with the kernel's function, and keeps its line numbers. `names` are bound as
+    variables of an enclosing function, so that the globals of the kernel's module stay unchanged."""
     function: FunctionType = kernel.fn
     above = "\n" * (kernel.starting_line_number - 1)
     (definition,) = ast.parse(above + textwrap.dedent("".join(kernel.raw_src))).body

@@ -18,20 +18,20 @@ _numpy_dtypes: dict[str, np.dtype[Any]] = {}
 
 
 def set_program(program: int, shape: tuple[int, ...]) -> None:
-    """Says which program's code runs from now on: its number in a grid of this shape, whose first axis goes fastest."""
+    """Sets which program runs from now on: its number in a grid of this shape, whose first axis varies fastest."""
     x, y, z = (*shape, 1, 1)[:3]
     stock.interpreter_builder.grid_idx = (program % x, program // x % y, program // (x * y))
     stock.interpreter_builder.grid_dim = (x, y, z)
 
 
 def number(value: Any) -> int:
-    """An integer of a kernel."""
+    """An integer of a kernel as Python's."""
     value = unwrapped(value)
     return int(value.handle.data.item()) if isinstance(value, tl.tensor) else int(value)
 
 
 def pointee(pointer: Any) -> tuple[int, np.dtype[Any], Any]:
-    """The address in a pointer, and the elements there: numpy's dtype and Triton's. Raises TypeError."""
+    """The address in a pointer, and the dtype of the elements there, numpy's and Triton's. Raises TypeError."""
     if not (isinstance(pointer, tl.tensor) and pointer.dtype.is_ptr() and pointer.handle.data.size == 1):
         raise TypeError(f"{pointer} is not one pointer")
     element = pointer.dtype.element_ty
@@ -39,7 +39,7 @@ def pointee(pointer: Any) -> tuple[int, np.dtype[Any], Any]:
 
 
 def as_element(value: Any, pointer: Any) -> Array:
-    """A number of a kernel as the one element that a pointer leads to."""
+    """A number of a kernel as an array of one element, with the dtype of the elements that a pointer leads to."""
     semantic = stock.interpreter_semantic
     data = semantic.cast(semantic.to_tensor(value), pointer.dtype.element_ty).handle.data
     return np.array(data, numpy_dtype(pointer.dtype.element_ty)).reshape(1)
@@ -51,7 +51,7 @@ def as_tensor(values: Array | None, element: Any) -> Any:
 
 
 def assert_all(self: Any, condition: Any, message: str) -> None:
-    """In place of the method of Triton's builder. Raises AssertionFailed."""
+    """Replaces `create_assert` of Triton's builder. Raises AssertionFailed."""
     wrong = np.flatnonzero(~np.asarray(condition.data, bool))
     if not len(wrong):
         return
@@ -62,12 +62,12 @@ def assert_all(self: Any, condition: Any, message: str) -> None:
 
 
 def unwrapped(value: Any) -> Any:
-    """A constexpr as the value that it is."""
+    """The value of a constexpr, or the value itself."""
     return value.value if isinstance(value, tl.constexpr) else value
 
 
 def numpy_dtype(dtype: Any) -> np.dtype[Any]:
-    """numpy's dtype for one of Triton. Stock builds a table of all dtypes at every call; every operation calls this."""
+    """numpy's dtype for one of Triton. Every operation calls this, and Triton's own builds a table at every call."""
     dtype = dtype.scalar
     key = "pointer" if dtype.is_ptr() else dtype.name
     found = _numpy_dtypes.get(key)

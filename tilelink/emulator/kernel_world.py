@@ -1,12 +1,12 @@
-"""N ranks in one process on the CPU for Triton kernels that were written by hand, on symmetric memory.
+"""Runs hand-written Triton kernels of N ranks in one process on the CPU, on symmetric memory.
 
     world = KernelWorld(2)
     inbox = world.symmetric("inbox", (64,), torch.float32)
     ready = world.signals("ready")
     world.run(lambda rank: rank.launch(push, 4, inbox.table, ready.table, rank=rank.rank, BLOCK=16))
 
-Kernels are plain `@triton.jit` functions. They reach a peer through a table of addresses, as they do on GPUs whose
-memory is mapped; or by the operations of `tilelink.emulator.shmem`, as over a network.
+Kernels are plain `@triton.jit` functions. They reach a peer through a table of addresses, as on GPUs whose memory is
+mapped, or by the operations of `tilelink.emulator.shmem`, as over a network.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tilelink.frontend.sizes import check_rank, check_world
 
 T = TypeVar("T")
 COMPILER_OPTIONS = {"num_warps", "num_stages", "num_ctas"}
-"""Said at a launch, of the compiled kernel: nothing to an interpreter."""
+"""Options of a launch that only a compiler reads; the interpreter ignores them."""
 
 
 class Symmetric:
-    """A tensor of the same shape and dtype on every rank. `symmetric[rank]` is that of a rank; `table` (int64, an entry
-    a rank) has their addresses, for kernels."""
+    """A tensor of the same shape and dtype on every rank. `symmetric[rank]` is the tensor of one rank; `table` (int64,
+    one entry a rank) has their addresses, for kernels."""
 
     def __init__(self, name: str, tensors: Sequence[torch.Tensor], kind: Kind) -> None:
         self.name, self.shape, self.dtype = name, tuple(tensors[0].shape), tensors[0].dtype
@@ -43,14 +43,14 @@ class Symmetric:
 
 
 class KernelWorld:
-    """A world of ranks that launch kernels of their own, under the deterministic scheduler.
+    """A world of ranks that launch their own kernels, under the deterministic scheduler.
 
-    `seed` and `policy` fix the schedule of `run`. `resident`: at most so many programs of a rank are under way at a
-    time, which `admit` lets begin "in order" or "last first". `races`: True raises what was found, "collect" leaves it
-    in `latest.races`, False does not look. `switch`: programs take turns at "atomics", or at every access to "memory".
-    `observer` gets every operation.
+    `seed` and `policy` fix the schedule of `run`. `resident`: the most programs of a rank that are under way at a time;
+    `admit` lets them begin "in order" or "last first". `races`: True raises RaceError, "collect" only keeps races in
+    `latest.races`, False does not look for them. `switch`: programs take turns at "atomics", or at every access to
+    "memory". `observer` gets every operation.
 
-    Raises WorldError, and ArgumentError for a policy that there is not."""
+    Raises WorldError, and ArgumentError for an unknown policy."""
 
     def __init__(
         self,
@@ -77,19 +77,19 @@ class KernelWorld:
         )
         self.tensors: dict[str, Symmetric] = {}
         self.latest: Execution | None = None
-        """Of the run that was made last, or is being made: its races, schedule and number of operations."""
+        """The execution of the latest run, finished or not: its races, schedule and number of operations."""
         self.running = False
 
     # ---- memory
 
     def symmetric(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Symmetric:
-        """A tensor on every rank, which all ranks reach. What nobody wrote is NaN (of integers: all bits set).
+        """Makes a tensor on every rank, which all ranks reach. At first its elements are NaN (integers: all bits set).
 
-        Raises ArgumentError for a name that is taken, ShapeError, DtypeError."""
+        Raises ArgumentError for a name in use, ShapeError, DtypeError."""
         return self._allocate(name, shape, dtype, "data", 0xFF)
 
     def signals(self, name: str, count: int = 1, dtype: torch.dtype = torch.int32) -> Symmetric:
-        """Words on every rank that kernels signal and poll: zeros of int32 or int64. Raises as `symmetric` does."""
+        """Makes words on every rank that kernels signal and poll, int32 or int64, 0 at first. Raises as `symmetric`."""
         if dtype not in (torch.int32, torch.int64):
             raise DtypeError(f"signals {name} of {dtype}: int32 or int64", Site.of_user())
         return self._allocate(name, (count,), dtype, "signal", 0)
@@ -111,10 +111,10 @@ class KernelWorld:
 
     @public
     def run(self, on_rank: Callable[[KernelRank], T], *, seed: int | None = None) -> list[T]:
-        """Runs `on_rank(rank)` for every rank, and all that it launches; returns what it returned, by rank.
+        """Runs `on_rank(rank)` and everything it launches, for every rank; returns the results by rank.
 
-        Memory stays as the run leaves it. Raises what a rank raises, and what the execution finds: RaceError,
-        DeadlockError, LivelockError, OutOfBoundsError, KernelError, with the lines of the kernels."""
+        Memory stays as the run leaves it. Raises what a rank raises, and the errors of the execution, with the lines of
+        the kernels: RaceError, DeadlockError, LivelockError, OutOfBoundsError, KernelError."""
         if self.running:
             raise WorldError("this world is running: one run at a time", Site.of_user())
         self.latest = Execution(self.world, self.seed if seed is None else seed, **self.options)
@@ -127,7 +127,7 @@ class KernelWorld:
 
 
 class KernelRank:
-    """A rank of a `KernelWorld` in a run: what its host does."""
+    """A rank of a `KernelWorld` in a run, as the code of its host sees it."""
 
     def __init__(self, owner: KernelWorld, execution: Execution, rank: int) -> None:
         self.rank, self.world = rank, owner.world
@@ -143,13 +143,13 @@ class KernelRank:
         name: str | None = None,
         **named: Any,
     ) -> None:
-        """Launches `grid` programs of a `@triton.jit` function on a stream; what is on one stream runs in order.
+        """Launches `grid` programs of a `@triton.jit` function on a stream; launches on one stream run in order.
 
-        Arguments are those of the kernel, in its order or by name. A launch may touch the symmetric memory of all
-        ranks, and the tensors that it is given; reports call these by the parameter. `name`: what reports call the
-        launch, by default the kernel and the how manieth call of it this is, from 1.
+        The kernel's arguments are given in order or by name. A launch may touch the symmetric memory of all ranks and
+        the tensors among its arguments; reports call these tensors by the parameter's name. `name`: the name of the
+        launch in reports, by default the kernel's name and the number of the call, from 1.
 
-        Raises ArgumentError for what the kernel does not take, DeviceError, and WorldError where no rank runs."""
+        Raises ArgumentError for arguments that the kernel does not take, DeviceError, and WorldError outside a run."""
         site = Site.of_user()
         twin, values = _bound(kernel, arguments, named, site)
         shape = _grid(grid, twin.name, site)
@@ -162,11 +162,11 @@ class KernelRank:
             raise ArgumentError(f"{twin.name}: {error}", site) from None
 
     def synchronize(self, stream: object | None = None) -> None:
-        """Waits until what this rank launched on a stream, or on all, is done."""
+        """Waits until this rank's launches on one stream, or on all its streams, are done."""
         self._running("synchronize").synchronize(self.rank, stream)
 
     def follow(self, stream: object, *others: object) -> None:
-        """What comes next on a stream begins after what is on other streams of this rank now."""
+        """Makes later launches on a stream begin after everything that is on other streams of this rank now."""
         self._running("follow").follow(self.rank, stream, others)
 
     def _running(self, caller: str) -> Execution:
@@ -175,7 +175,7 @@ class KernelRank:
         return self._execution
 
     def _regions(self, values: Mapping[str, Any], site: Site) -> list[Region]:
-        """All that a launch may touch."""
+        """The regions that a launch may touch. Raises DeviceError."""
         tensors = self._owner.tensors.values()
         regions = [region for symmetric in tensors for region in symmetric.regions]
         regions += [Region(f"{s.name} table", self.rank, s.table, "control") for s in tensors]
@@ -192,7 +192,7 @@ class KernelRank:
 def _bound(
     kernel: Any, arguments: Sequence[Any], named: Mapping[str, Any], site: Site
 ) -> tuple[InterpretedKernel, dict[str, Any]]:
-    """A kernel as the interpreter takes it, and its arguments by name. Raises ArgumentError."""
+    """The kernel's twin for the interpreter, and its arguments by name. Raises ArgumentError."""
     if not hasattr(kernel, "fn") or not hasattr(kernel, "signature"):
         raise ArgumentError(f"{kernel!r} is no kernel: a function with @triton.jit", site)
     twin = interpreted(kernel)

@@ -1,7 +1,7 @@
-"""Primitives for ranks on several nodes whose puts are late: those of `portable_network`, by agents of the network.
+"""Primitives for ranks on several nodes, with late puts: agents of the network do what `portable_network` does at once.
 
-What `portable_network` does at once, `nvshmem` only starts. So where all ranks run in one process, and races are looked
-for, lowered kernels are executed with the operations that `nvshmem` calls, in their order.
+`nvshmem` only starts its puts, too. Where all ranks run in one process and races are looked for, lowered kernels are
+therefore executed with the operations that `nvshmem` calls, in their order.
 """
 
 import triton
@@ -25,14 +25,14 @@ from tilelink.emulator import shmem
 
 @triton.jit
 def put_far(heaps, other, target, source, count):
-    """Starts to send `count` elements to a far rank. Both are places of the own heap: of the peer's in the same place
-    there."""
+    """Starts to send `count` elements to a far rank. Both pointers are places of the own heap; `target` stands for the
+    same place of the peer's heap."""
     shmem.put_nbi(target, source, count, other)
 
 
 @triton.jit
 def put_notify_far(heaps, other, target, source, count, signal):
-    """Starts to send `count` elements and, when they are there, to count a signal of the peer one up."""
+    """Starts to send `count` elements and, when they are there, to add 1 to a signal of the peer."""
     shmem.put_signal_nbi(target, source, count, signal + 1, 1, shmem.SIGNAL_ADD, other)
 
 
@@ -44,14 +44,14 @@ def fetch_far(heaps, other, target, source, count):
 
 @triton.jit
 def complete_far():
-    """Until all that this rank has put has arrived."""
+    """Waits until everything that this rank has put has arrived."""
     shmem.quiet()
     tl.debug_barrier()
 
 
 @triton.jit
 def notify_far(heaps, other, signal):
-    """Counts a signal of a far rank one up, after all that was put there before."""
+    """Adds 1 to a signal of a far rank, after everything that was put there before."""
     tl.debug_barrier()
     shmem.fence()
     shmem.signal_op(signal + 1, 1, shmem.SIGNAL_ADD, other)
@@ -59,7 +59,7 @@ def notify_far(heaps, other, signal):
 
 @triton.jit
 def tell(heaps, control, rank, progress, world: tl.constexpr):
-    """Tells every peer this rank's progress: a near one what it is, a far one that it has grown by one."""
+    """Tells every peer this rank's progress: writes it to a near peer, and adds 1 to the word of a far peer."""
     shmem.fence()
     for other in range(world):
         if is_far(heaps, other):

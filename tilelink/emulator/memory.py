@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 Kind = Literal["data", "signal", "control"]
 Box = tuple[tuple[int, int], ...]
-"""Per dimension of a region the half-open range lo:hi of indices."""
+"""The half-open range lo:hi of indices along each dimension of a region."""
 Array = NDArray[Any]
 
 
 class Region:
-    """A tensor, or a part of a symmetric heap, that a launch may touch: what it is called and whose it is.
+    """A tensor, or a part of a symmetric heap, that a launch may touch, with its name and rank.
 
     `tensor` is a view of the memory, with its dtype, shape and strides. `kind` tells data from signals (flags and
     counters of one word, whose plain loads count as polls) and from control words (tables of peer addresses)."""
@@ -40,7 +40,7 @@ class Region:
         self.base = tensor.data_ptr()
         self.end = self.base + elements * self.itemsize
         self.bytes = bytes_at(self.base, self.end - self.base)
-        # Outermost first: the order in which an offset is taken apart into indices.
+        # Outermost first: the order in which `_digits` takes an offset apart into indices.
         dimensions = [d for d in range(len(self.shape)) if self.shape[d] > 1 and self.strides[d] > 0]
         self._order = sorted(dimensions, key=lambda d: -self.strides[d])
 
@@ -48,7 +48,7 @@ class Region:
         return f"{self.name}@rank{self.rank}"
 
     def is_in_allocation(self, address: int) -> bool:
-        """Whether an address lies in the memory that was allocated with that of the region."""
+        """Whether an address lies in the allocation that holds the region."""
         storage = self.tensor.untyped_storage()
         return 0 <= address - storage.data_ptr() < storage.nbytes()
 
@@ -57,12 +57,12 @@ class Region:
         return tuple(self._digits((address - self.base) // self.itemsize))
 
     def contains(self, addresses: Array, itemsize: int) -> Array:
-        """Per address whether it is that of an element of the region, and not outside or in a gap."""
+        """For each address, whether an element of the region is there: false outside the region and in its gaps."""
         inside = (addresses >= self.base) & (addresses <= self.end - itemsize)
         return inside if self.dense else inside & self._are_elements(addresses)
 
     def box_of(self, addresses: Array, itemsize: int = 1) -> Box:
-        """The smallest box that holds what is at some addresses."""
+        """The smallest box that holds the elements at some addresses."""
         low = self._digits((addresses - self.base) // self.itemsize)
         high = self._digits((addresses + (itemsize - 1) - self.base) // self.itemsize)
         return tuple((int(lo.min()), int(hi.max()) + 1) for lo, hi in zip(low, high, strict=True))
@@ -76,7 +76,7 @@ class Region:
         return inside
 
     def _digits(self, offset: Any) -> list[Any]:
-        """The index of the element at an offset, or per dimension those of elements at an array of offsets."""
+        """The index of the element at an offset, an entry a dimension; entries are arrays if `offset` is an array."""
         digits = [offset * 0] * len(self.shape)
         for dimension in self._order:
             digits[dimension], offset = divmod(offset, self.strides[dimension])
@@ -85,7 +85,7 @@ class Region:
 
 @dataclass(frozen=True, eq=False)
 class Access:
-    """Elements of one region that one operation touches: where they are in memory, and their positions in the flattened
+    """The elements of one region that an operation touches: their `addresses`, and their positions in the flattened
     tile (`lanes`)."""
 
     region: Region
@@ -99,7 +99,7 @@ class Access:
         return self.region.box_of(self.addresses, self.itemsize)
 
     def values(self, dtype: np.dtype[Any]) -> Array:
-        """What is in memory now, an entry per element."""
+        """The values in memory now, one per element."""
         elements, numbers = self._in_memory(dtype)
         return elements[numbers]
 
@@ -109,8 +109,8 @@ class Access:
         elements[numbers] = values
 
     def _in_memory(self, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-        """The region as elements of a dtype, and the numbers of those that are accessed. They overlap only where some
-        access is not aligned: numpy takes three times as long for them."""
+        """The region as an array of a dtype, and the positions of the accessed elements in it. Elements of the array
+        overlap only if some access is not aligned, because numpy takes three times as long for overlapping elements."""
         memory, offsets = self.region.bytes, self.addresses - self.region.base
         apart = common_step(offsets, dtype.itemsize)
         elements = np.ndarray(((len(memory) - dtype.itemsize) // apart + 1,), dtype, memory, 0, (apart,))
@@ -118,13 +118,13 @@ class Access:
 
     @property
     def reach(self) -> tuple[int, int]:
-        """The bytes from the first to the last element, a half-open range."""
+        """The half-open range of addresses from the first to the last element."""
         return int(self.addresses.min()), int(self.addresses.max()) + self.itemsize
 
 
 @dataclass(frozen=True)
 class Place:
-    """Elements in memory: where the first is, how many there are along each dimension, and how many bytes apart."""
+    """Elements in memory: the address of the first, and their number and stride in bytes along each dimension."""
 
     address: int
     dtype: np.dtype[Any]
@@ -133,13 +133,13 @@ class Place:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Place:
-        """The elements of a tensor, as integers."""
+        """The place of a tensor's elements, taken as integers of their size."""
         size = tensor.element_size()
         strides = tuple(stride * size for stride in tensor.stride())
         return cls(tensor.data_ptr(), np.dtype(f"i{size}"), tuple(tensor.shape), strides)
 
     def pieces(self, number: int) -> Iterator[Place]:
-        """Up to so many parts of it along the first dimension, in order."""
+        """Yields up to `number` parts of the place, cut along the first dimension, in order."""
         count, *others = self.counts
         length = max(-(-count // number), 1)
         for first in range(0, count, length):
@@ -154,8 +154,8 @@ class Place:
 
 
 def overlap(dimensions: Iterable[tuple[int, int]]) -> bool:
-    """Whether several elements may be one in memory: whether a dimension steps into what the finer ones span.
-    `dimensions`: lengths and strides."""
+    """Whether several elements may share memory: whether the stride of a dimension lies within the span of the finer
+    ones. `dimensions`: lengths and strides."""
     spanned = 0
     for stride, n in sorted((stride, n) for n, stride in dimensions):
         if n > 1:
@@ -177,7 +177,7 @@ class RegionMap:
     """The regions that one launch may touch."""
 
     def __init__(self, regions: Sequence[Region]) -> None:
-        # Of regions that share a base the smallest comes last: the search goes backwards.
+        # The smallest of several regions with one base comes last, because the search goes backwards.
         self.regions = sorted((r for r in regions if r.end > r.base), key=lambda r: (r.base, -r.end))
         self._bases = [region.base for region in self.regions]
         self._reach = list(accumulate((region.end for region in self.regions), max))
@@ -191,11 +191,11 @@ class RegionMap:
             position -= 1
 
     def nearest(self, address: int) -> Region | None:
-        """The region that is nearest to an address."""
+        """The region that is nearest to an address, None if there are no regions."""
         return min(self.regions, key=lambda r: max(r.base - address, address - r.end + 1, 0), default=None)
 
     def locate(self, pointers: Array, mask: Array | None, itemsize: int) -> list[Access]:
-        """Where a tile of pointers falls: an access per region, none if nothing is selected; or `Outside`."""
+        """The accesses of a tile of pointers: one per region, none if the mask selects nothing. Raises `Outside`."""
         addresses = pointers.view(np.int64).reshape(-1)
         if mask is None or mask.all():
             lanes = np.arange(addresses.size)
@@ -212,7 +212,7 @@ class RegionMap:
         return accesses
 
     def _around(self, addresses: Array, itemsize: int) -> tuple[Region, Array]:
-        """The region of the first element, and which of the others it has, too; of several, the one with the most."""
+        """The region of the first element, and which elements it holds; the one with the most, if several match."""
         first = int(addresses[0])
         spanning = [(r, r.contains(addresses, itemsize)) for r in self._spanning(first, first + itemsize)]
         found = [(region, inside) for region, inside in spanning if inside[0]]
@@ -228,5 +228,5 @@ def common_step(offsets: Array, size: int) -> int:
 
 
 def bytes_at(address: int, size: int) -> Array:
-    """Memory that the caller keeps alive."""
+    """The bytes of memory at an address, as an array; the caller keeps the memory alive."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))

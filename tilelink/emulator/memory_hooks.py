@@ -22,12 +22,12 @@ _OPERATIONS = {"FADD": "ADD", "UMIN": "MIN", "UMAX": "MAX"}
 
 
 def memory_hooks(memory: Accesses) -> dict[str, Callable[..., Any]]:
-    """Methods of Triton's builder by name, of any version, that do in `memory` what they stand for."""
+    """Replacements for methods of Triton's builder, of any version, by name. They access `memory`."""
     stock_load, stock_store = _Builder.create_masked_load, _Builder.create_masked_store
     stock_rmw, stock_cas = _Builder.create_atomic_rmw, _Builder.create_atomic_cas
 
     def masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *policy: Any, **named: Any) -> Any:
-        # What is between `other` and `is_volatile` differs from version to version, and means nothing here.
+        # The arguments between `other` and `is_volatile` differ between versions, and mean nothing here.
         volatile = bool(named["is_volatile"] if "is_volatile" in named else policy[-1])
         element = ptrs.get_element_ty()
         background = None if other is None else other.data

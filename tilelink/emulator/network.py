@@ -1,9 +1,9 @@
-"""The network of a run: one-sided transfers that a program starts, and that are late, in no order.
+"""The network of a run: one-sided transfers that a program starts. They are late, and in no order.
 
-Every transfer is an agent of its own: it reads its source, and writes its target, when the schedule pleases, in pieces.
-What it does on the side of the program that started it comes after all that this had done. What it does at the peer
-comes after what the program had seen of others, but only after those of its own accesses that a fence stands behind;
-and after the transfers to this peer, of the same context, before a fence. (OpenSHMEM 1.5, 9.10: memory ordering.)
+Every transfer has its own agent. The schedule decides when the agent reads the source and writes the target, in pieces.
+On the near side, its accesses follow everything that the starting program had done. At the peer, they follow everything
+that the program had seen of others, but only those of the program's own accesses that a fence stands behind. They also
+follow transfers to this peer, of the same context, before a fence. (OpenSHMEM 1.5, 9.10: memory ordering.)
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from tilelink.emulator.programs import Program
 from tilelink.errors import ArgumentError, RankError
 
 FIRST_KEY = -(1 << 60)
-"""Keys on which programs wait for transfers: none is an address or that of a stream."""
+"""The first key on which programs wait for transfers. These keys are neither addresses nor keys of streams."""
 PIECES = 2
-"""In so many pieces a transfer reads and writes."""
+"""The most pieces in which a transfer reads and writes."""
 Change = Callable[[Array], Any]
-"""What an atomic makes of an old value; None leaves it."""
+"""The function of an atomic: it takes the old value and returns the new one, or None to leave the old one."""
 
 
 @dataclass(frozen=True)
 class Atomic:
-    """What is done to a word at once."""
+    """An atomic operation on a word."""
 
     word: Place
     mode: Mode
@@ -41,10 +41,10 @@ class Atomic:
 
 @dataclass(eq=False)
 class Transfer:
-    """A transfer under way. `agent`: who does it, a program with two strands in one slot. `issued`: the slot and the
-    clock of the strand that started it, then. `delivers`: fences order it, as they do puts and atomics, and not what is
-    started to be brought here. `fences`: the slots and clocks of the strands that fenced it. `sent`, `end`: the moments
-    at which its source was read, and at which it was complete. `value`: what it fetched."""
+    """A transfer under way. `agent`: the program that does it, with two strands in one slot. `issued`: the slot of the
+    strand that started it, and the clock at the start. `delivers`: whether fences order it: puts and atomics, but not
+    transfers that write to memory here. `fences`: the slots and clocks of the strands that fenced it. `sent`, `end`:
+    the moments at which its source was read, and at which it was complete. `value`: the value that it fetched."""
 
     accesses: Accesses
     agent: Program
@@ -62,23 +62,23 @@ class Transfer:
     value: Array | None = None
 
     def go(self, strand: Strand) -> Moment:
-        """What comes next is done on a strand, and is later than all before; the moment before it."""
+        """Continues on a strand, later than everything before; returns the moment before the change."""
         before = self.agent.strand.publish()
         strand.clock[strand.slot] = self.agent.strand.clock[strand.slot]
         self.agent.strand = strand
         return before
 
     def read(self, source: Place) -> list[Array]:
-        """What is in memory, in pieces."""
+        """Reads a place, in pieces."""
         return [self.accesses.read(piece) for piece in source.pieces(PIECES)]
 
     def write(self, target: Place, values: list[Array]) -> None:
-        """Stores pieces."""
+        """Writes pieces to a place."""
         for piece, block in zip(target.pieces(PIECES), values, strict=True):
             self.accesses.write(piece, block)
 
     def do(self, atomic: Atomic) -> Array:
-        """Does an atomic; the old value."""
+        """Does an atomic; returns the old value."""
         word = atomic.word
         memory = bytes_at(word.address, word.dtype.itemsize).view(word.dtype)
 
@@ -94,11 +94,11 @@ class Transfer:
 
 
 class Network:
-    """All transfers of a run. Its operations are called by the program that runs, and act for the rank of that."""
+    """All transfers of a run. The program that runs calls its operations, which act for the program's rank."""
 
     def __init__(self, accesses: Accesses, ordering: Ordering, world: int) -> None:
         self.accesses, self.ordering, self.world = accesses, ordering, world
-        # By rank: all transfers, and those whose lane no other one has taken.
+        # By rank: all transfers, and the transfers whose lane no later one has taken.
         self._transfers: list[list[Transfer]] = [[] for _ in range(world)]
         self._with_lane: list[list[Transfer]] = [[] for _ in range(world)]
         self._started = 0
@@ -112,7 +112,7 @@ class Network:
     def put(
         self, name: str, target: Place, source: Place | Array, pe: int, context: int, signal: Atomic | None = None
     ) -> Transfer:
-        """Starts to write what is in memory (or an array) to a peer; then, if there is a signal, to change that."""
+        """Starts to write elements in memory (or an array) to a peer, and then to change the signal, if given."""
         there = self._there(name, target, pe)
         signal = signal and replace(signal, word=self._there(name, signal.word, pe))
 
@@ -128,7 +128,7 @@ class Network:
         return self._start(name, pe, context, True, work)
 
     def get(self, name: str, target: Place | None, source: Place, pe: int, context: int) -> Transfer:
-        """Starts to read from a peer, to memory or, without a target, to `value`."""
+        """Starts to read from a peer to memory or, without a target, to `value` of the transfer."""
         there = self._there(name, source, pe)
 
         def work(transfer: Transfer) -> None:
@@ -144,7 +144,7 @@ class Network:
         return self._start(name, pe, context, False, work)
 
     def atomic(self, name: str, atomic: Atomic, pe: int, context: int, fetch: Place | None = None) -> Transfer:
-        """Starts an atomic on a word of a peer. The old value goes to `value`, or to memory, as a plain store."""
+        """Starts an atomic on a word of a peer. The old value goes to `value`, and to `fetch` by a plain store."""
         there = replace(atomic, word=self._there(name, atomic.word, pe))
 
         def work(transfer: Transfer) -> None:
@@ -158,7 +158,7 @@ class Network:
         return self._start(name, pe, context, fetch is None, work)
 
     def fence(self, context: int) -> None:
-        """What this rank delivers next to a peer, in a context, comes there after what it has started to deliver."""
+        """Orders this rank's later deliveries to a peer, in a context, after the deliveries that it has started."""
         strand = self.program.strand
         started = [t for t in self._seen(context) if t.delivers and not (t.end and strand.follows(t.end))]
         now = strand.slot, int(strand.publish().clock[strand.slot])
@@ -168,7 +168,7 @@ class Network:
                 transfer.fences.append(now)
 
     def quiet(self, context: int) -> None:
-        """Waits until all that this rank had started in a context is complete."""
+        """Waits until all transfers that this rank has started in a context are complete."""
         for transfer in self._seen(context):
             self.complete(transfer)
         strand = self.program.strand
@@ -218,7 +218,7 @@ class Network:
         return transfer
 
     def _seen(self, context: int) -> list[Transfer]:
-        """The transfers of this rank in a context that were started before what the program does now."""
+        """The transfers of this rank in a context whose start is ordered before the program's next step."""
         me = self.program
         return [t for t in self._transfers[me.who.rank] if t.context == context and me.strand.after(*t.issued)]
 
@@ -234,7 +234,7 @@ class Network:
         self.accesses.scheduler.wake(transfer.key, transfer.key + 1)
 
     def _lane(self, strand: Strand) -> object:
-        """A lane for a transfer: that of one which is complete for this strand, so that clocks do not grow."""
+        """A lane for a transfer. It reuses one of a transfer that is complete for this strand: clocks do not grow."""
         with_lane = self._with_lane[self.program.who.rank]
         for n, transfer in enumerate(with_lane):
             if transfer.end and strand.follows(transfer.end):
@@ -242,8 +242,8 @@ class Network:
         return "network", self._started
 
     def _there(self, name: str, place: Place, pe: int) -> Place:
-        """The same symmetric place of a peer: as far from a tensor of the peer as it is, here, from that of the same
-        name in the same allocation. Raises RankError, ArgumentError."""
+        """The same symmetric place of a peer: as far from the peer's tensor as `place` is, here, from the tensor of the
+        same name in the same allocation. Raises RankError, ArgumentError."""
         me = self.program
         if not 0 <= pe < self.world:
             raise RankError(f"{name} to rank {pe}: ranks go from 0 to {self.world - 1}", sites.current())
@@ -257,7 +257,7 @@ class Network:
                 return replace(place, address=address)
         what = inside[-1] if inside else f"{place.address:#x}"
         raise ArgumentError(
-            f"{name}: {what} has no counterpart at rank {pe}; far memory is named by the own address of the same "
+            f"{name}: {what} has no counterpart at rank {pe}; name far memory by this rank's own address of the same "
             "symmetric place",
             sites.current(),
         )

@@ -1,4 +1,4 @@
-"""Memory operations: in which mode they touch memory, and what observers get of each."""
+"""Memory operations: their modes, and the records of them that observers get."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tilelink.emulator.sites import KernelSite
 
 class Mode(NamedTuple):
     """How an operation touches memory. `kind`: "load", "volatile_load", "store", "atomic_add", ...; `semantic` and
-    `scope` as in `Operation`, but for volatile loads, which reach all ranks; `domain`: to which other atomics an atomic
-    is one, "" to those of programs."""
+    `scope` as in `Operation`, except that volatile loads have scope "sys". `domain`: atomics of one domain are atomic
+    to each other; "" is the domain of atomics of programs."""
 
     kind: str
     semantic: str = ""
@@ -29,13 +29,13 @@ LOAD, VOLATILE_LOAD, STORE = Mode("load"), Mode("volatile_load", scope="sys"), M
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A memory operation of a program, as observers get it. One that touches several regions gives one for each.
+    """A memory operation of a program, as observers get it: one record for each region that the operation touches.
 
     `launch` counts the launches of a rank from 0. `semantic` is "relaxed", "acquire", "release" or "acq_rel" and
-    `scope` "cta", "gpu" or "sys" for atomics, both are "" otherwise. `old` and `new` are the values before and after an
-    atomic of one element. `time` is the Lamport time after it: an operation costs 1, as do all polls of a wait
-    together; an acquire is later than the release that it reads, a launch than what is before it on its stream.
-    `box` holds the elements that it touches, which are `elements` in number: a mask may leave some out."""
+    `scope` "cta", "gpu" or "sys" for atomics; both are "" otherwise. `old` and `new` are the values before and after an
+    atomic of one element. `time` is the Lamport time after the operation. An operation takes 1, and so do all polls of
+    a wait together. An acquire is later than the release that it reads; a launch is later than earlier work on its
+    stream. `box` encloses the elements touched; `elements` is their number, because a mask may leave some out."""
 
     sequence: int
     rank: int

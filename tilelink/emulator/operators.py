@@ -1,8 +1,8 @@
-"""Operators of interpreted tensors, in one step instead of Triton's twenty where the types are plain.
+"""Operators of interpreted tensors: one step where the types are plain, instead of Triton's twenty.
 
-At every `a + b` Triton unwraps, promotes, casts and broadcasts, in twenty calls and up to five tensors. Kernels mostly
+At every `a + b` Triton unwraps, promotes, casts and broadcasts, in twenty calls with up to five tensors. Kernels mostly
 add and compare integers and move pointers, where the type of the result is plain. `operators` does these itself, with
-the method of Triton's builder that Triton would call, and leaves all else to Triton.
+the method of Triton's builder that Triton would call, and leaves everything else to Triton.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import triton.runtime.interpreter as stock
 from tilelink.emulator.kernel_values import Handle, numpy_dtype
 
 _SIGNED = {"int32": (-(2**31), 2**31), "int64": (-(2**63), 2**63)}
-"""Integers that a constant may have, by the dtype that it takes part in."""
+"""The half-open range of values of an integer constant, by the dtype of the tensor beside it."""
 _COMPARISONS = {
     "lt": "create_icmpSLT",
     "le": "create_icmpSLE",
@@ -43,14 +43,14 @@ _Operator = Callable[[Any, Any], Any]
 
 
 class Forms:
-    """What tensors of one form have in common, made once: their shapes, and types of blocks."""
+    """The shapes and block types that tensors of one form share, each made once."""
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
         self._blocks: dict[tuple[int, tuple[int, ...]], Any] = {}
 
     def initialize(self, tensor: Any, handle: Any, type: Any) -> None:
-        """In place of `tl.tensor.__init__`."""
+        """Replaces `tl.tensor.__init__`."""
         extent = _extent(type)
         shape = self._shapes.get(extent)
         if shape is None:
@@ -60,23 +60,23 @@ class Forms:
         tensor.shape, tensor.numel = shape
 
     def of(self, element: Any, extent: tuple[int, ...]) -> Any:
-        """The type of tensors of a dtype; their extent is () where they are one number."""
+        """The type of tensors of a dtype and extent; the extent of a single number is ()."""
         if not extent:
             return element
         found = self._blocks.get((id(element), extent))
-        if found is None:  # it holds the element, so that the number stays its own
+        if found is None:  # the block type holds the element, so no other one gets its id
             found = self._blocks[id(element), extent] = tl.block_type(element, list(extent))
         return found
 
 
 def operators(forms: Forms) -> Mapping[str, _Operator]:
-    """Methods of `tl.tensor` by name, for those that Triton has patched for a run."""
+    """Replacements for the methods of `tl.tensor` that Triton has patched for a run, by name."""
     made = {f"__{name}__": _operator(forms, name, "") for name in _INTEGERS}
     return made | {f"__r{name}__": _operator(forms, name, "r") for name in _INTEGERS if name not in _COMPARISONS}
 
 
 def _operator(forms: Forms, name: str, side: str) -> _Operator:
-    """`side`: "r" for the method of the right operand, which Python calls where the left is a number."""
+    """The replacement for a method. `side`: "r" for the right operand's, which Python calls if the left is a number."""
     builder, otherwise = stock.interpreter_builder, getattr(tl.tensor, f"__{side}{name}__")
     compute, reflected = getattr(builder, _INTEGERS[name]), side == "r"
     of_floats = getattr(builder, _FLOATS[name]) if name in _FLOATS else None
@@ -127,7 +127,7 @@ def _extent(type: Any) -> tuple[int, ...]:
 
 
 def _together(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The extent of what two give; None where Triton has to look."""
+    """The extent of the result of two operands; None where Triton has to decide."""
     if left == right or not right:
         return left
     if not left:

@@ -1,6 +1,6 @@
-"""What happens before what: vector clocks and Lamport times of programs and hosts.
+"""The happens-before order of a run: vector clocks and Lamport times of programs and hosts.
 
-A strand (a program of a launch, or the host function of a rank) is ordered in itself. Edges between strands come from
+A strand (a program of a launch, or the host function of a rank) has its own order. Edges between strands come from
 launches and streams, and from a release that an acquire reads: between ranks if both have scope "sys", within a rank if
 both have at least scope "gpu". Relaxed operations make no edge.
 """
@@ -33,7 +33,7 @@ class Moment:
 
 
 class Who(NamedTuple):
-    """A program of a launch, the one of this `number` on its rank; or the `agent` that does a transfer for it."""
+    """A program of a launch, or the `agent` that does a transfer for it. `number` counts the launches of the rank."""
 
     rank: int
     launch: str
@@ -57,17 +57,17 @@ class Strand:
         self.time = start.time
 
     def now(self) -> Moment:
-        """All that the strand has done and seen so far."""
+        """The moment after everything that the strand has done and seen so far."""
         return Moment(self.clock.copy(), self.time)
 
     def publish(self) -> Moment:
-        """The moment that others may order themselves after; what the strand does next comes later."""
+        """Returns this moment, for others to follow; the next operations of the strand are later."""
         moment = self.now()
         self.clock[self.slot] += 1
         return moment
 
     def follow(self, moment: Moment) -> None:
-        """Orders what the strand does next after a moment."""
+        """Orders the next operations of the strand after a moment."""
         if len(moment.clock) == len(self.clock):
             np.maximum(self.clock, moment.clock, out=self.clock)
         else:
@@ -80,12 +80,12 @@ class Strand:
         return known <= len(self.clock) and bool((self.clock[:known] >= moment.clock).all())
 
     def after(self, slot: int, clock: int) -> bool:
-        """Whether the strand is ordered after what the strand of a slot did at its clock."""
+        """Whether the strand is ordered after the operations of a slot's strand at the given clock."""
         return slot < len(self.clock) and self.clock[slot] >= clock
 
 
 def joined(a: Array, b: Array) -> Array:
-    """The maximum of two clocks, one of which may not know the newest strands."""
+    """The elementwise maximum of two clocks; one may be shorter, without the newest strands."""
     if len(a) < len(b):
         a, b = b, a
     result = a.copy()
@@ -94,7 +94,7 @@ def joined(a: Array, b: Array) -> Array:
 
 
 Released = dict[int, Moment]
-"""What a word of memory releases to those who acquire it: per rank, and to all ranks (`SYSTEM`)."""
+"""The moments that a word of memory releases to acquires: per rank, and for all ranks (`SYSTEM`)."""
 
 
 class Ordering:
@@ -105,11 +105,11 @@ class Ordering:
         self._released: list[Released] = [{}]
 
     def strand(self, who: Who, lane: Hashable, start: Moment) -> Strand:
-        """A new strand after `start`. Strands of one lane are ordered among themselves: they share a slot."""
+        """Makes a strand that begins after `start`. Strands of one lane follow each other, so they share a slot."""
         return Strand(who, self._slots.setdefault(lane, len(self._slots)), start)
 
     def acquire(self, strand: Strand, cells: Cells, scope: str) -> None:
-        """Orders the strand after the releases that the memory holds, as far as scopes allow."""
+        """Orders the strand after the releases that the memory holds, as far as the scopes reach."""
         for state in cells.distinct("released"):
             released = self._released[state]
             for rank in _reached(strand.who.rank, scope):
@@ -117,7 +117,7 @@ class Ordering:
                     strand.follow(released[rank])
 
     def release(self, strand: Strand, cells: Cells, scope: str, replaces: bool) -> None:
-        """Lets the memory release what the strand did: a store `replaces` what it held, others add to it."""
+        """Makes memory release all that the strand did. A store `replaces` earlier releases; others keep them."""
         moment = strand.publish()
 
         def add(state: int) -> int:
@@ -130,7 +130,7 @@ class Ordering:
         cells.update("released", add)
 
     def forget(self, cells: Cells) -> None:
-        """A store that is no release ends what the memory releases."""
+        """Ends the releases of memory that a store without release order has overwritten."""
         if cells.shadow.has("released"):
             cells.fill("released", 0)
 

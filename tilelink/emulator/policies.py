@@ -1,4 +1,4 @@
-"""Policies of the scheduler: who runs next, and how late a transfer begins. A seed fixes all that they decide."""
+"""Policies of the scheduler: which task runs next, and how late a transfer begins. A seed fixes all decisions."""
 
 from __future__ import annotations
 
@@ -9,36 +9,35 @@ from typing import Literal
 from tilelink.errors import listed
 
 Task = Hashable
-"""Whatever takes turns: a task of the scheduler, or a worker of the oracle (`tilelink.tools.explore`)."""
+"""Anything that takes turns: a task of the scheduler, or a worker of the oracle (`tilelink.tools.explore`)."""
 DELAYS = (0, 1, 3, 10, 30, 100)
-"""How many turns a transfer may let pass, where chance decides: on time as often as very late."""
+"""How many turns a transfer waits under `Random`: each number is equally likely, from on time to very late."""
 
 
 class Policy:
-    """Decides a schedule, turn by turn. Unless it decides otherwise, tasks take turns in the order in which they became
-    ready, and nothing is late."""
+    """Decides a schedule, turn by turn. By default, tasks take turns in the order in which they became ready, and
+    nothing is late."""
 
     def __init__(self, seed: int = 0) -> None:
-        """A policy that the seed decides; here there is nothing to decide."""
+        """Takes the seed of all decisions; the default has none to make."""
 
     def arrive(self, task: Task) -> None:
-        """A task is new."""
+        """Takes note of a new task."""
 
     def choose(self, ready: Sequence[Task]) -> int:
-        """Which of the tasks that are ready runs next: its position."""
+        """Returns the position in `ready` of the task that runs next."""
         return 0
 
     def give_way(self, task: Task) -> None:
-        """A task that only looks at memory, again and again, lets others run: they have to come to their turn."""
+        """Takes note that a task only looks at memory, again and again, and that others have to come to their turn."""
 
     def delay(self) -> int:
-        """For how many turns something waits that nothing keeps on time, such as a copy of an engine, before it goes
-        on."""
+        """Returns how many turns something without a fixed time, such as an engine's copy, waits before it goes on."""
         return 0
 
 
 class Random(Policy):
-    """Every task that is ready is as likely to run next."""
+    """Every ready task is equally likely to run next."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed).random
@@ -52,13 +51,13 @@ class Random(Policy):
 
 
 class Pct(Policy):
-    """Tasks have priorities, and the highest that is ready runs, which lets some be late for very long. At `depth` - 1
-    turns, picked out of the first `length`, the one that runs falls below all others. A bug that takes `depth` ordered
-    events shows with a probability of at least 1 / (tasks * length ** (depth - 1)).
+    """Tasks have priorities, and the ready task with the highest one runs, so that some tasks are very late. At
+    `depth` - 1 turns, picked at random from the first `length`, the chosen task falls below all others. A bug that
+    takes `depth` ordered events shows with a probability of at least 1 / (tasks * length ** (depth - 1)).
 
     Burckhardt, Kothari, Musuvathi and Nagarakatte, A randomized scheduler with probabilistic guarantees of finding
-    bugs, ASPLOS 2010. Here tasks come while others run, and those that give way fall as well: they may be spinning. A
-    transfer's priority alone says how late it is."""
+    bugs, ASPLOS 2010. Unlike there, tasks arrive while others run, and tasks that give way fall, too, because they may
+    be spinning. Only its priority decides how late a transfer is."""
 
     def __init__(self, seed: int = 0, depth: int = 3, length: int = 1000) -> None:
         self._random = random.Random(seed)
@@ -91,7 +90,7 @@ _POLICIES: dict[str, Callable[[int], Policy]] = {"random": Random, "round_robin"
 
 
 def made(policy: PolicyWord, seed: int) -> Policy:
-    """The policy for one run. Raises ValueError for a name that is none."""
+    """The policy for one run. Raises ValueError for an unknown name."""
     if not isinstance(policy, str):
         return policy(seed)
     if policy not in _POLICIES:

@@ -1,4 +1,4 @@
-"""Programs of launches, and what they poll."""
+"""Programs of launches, and their polls."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ PollKey = tuple[KernelSite, bytes]
 
 @dataclass(frozen=True)
 class Poll:
-    """What a program last saw at addresses that it may be waiting for."""
+    """The values that a program last saw at addresses that it may be waiting for."""
 
     site: KernelSite
     seen: tuple[tuple[Access, Array], ...]
 
     @cached_property
     def key(self) -> PollKey:
-        """What makes two polls the same."""
+        """Two polls with equal keys are the same."""
         return self.site, b"".join(access.addresses.tobytes() for access, _ in self.seen)
 
     def addresses(self) -> list[int]:
         return [address for access, _ in self.seen for address in access.addresses.tolist()]
 
     def differs(self, other: Poll) -> bool:
-        """Whether another poll of these addresses saw something else."""
+        """Whether another poll of these addresses saw other values."""
         return any(bool((a != b).any()) for (_, a), (_, b) in zip(self.seen, other.seen, strict=True))
 
     def is_current(self) -> bool:
-        """Whether memory still holds the values."""
+        """Whether memory still holds the values that the poll saw."""
         return all(bool((access.values(values.dtype) == values).all()) for access, values in self.seen)
 
     def waits(self) -> list[Wait]:
@@ -53,7 +53,7 @@ class Poll:
 
 class Program:
     """One program of a launch, or an agent that works for it on behalf of one line, `site`. `fenced`: the clock of its
-    strand up to which a fence stands behind what it did (before it began, the beginning of the launch)."""
+    strand up to which a fence stands behind its accesses; at first the clock before its first access."""
 
     def __init__(self, launch: Launch, strand: Strand, site: KernelSite | None = None) -> None:
         self.launch, self.who, self.strand, self.site = launch, strand.who, strand, site
@@ -68,15 +68,15 @@ class Program:
 
     @property
     def polls(self) -> Collection[Poll]:
-        """What the program polls, as far as it did nothing else since."""
+        """The polls that the program has made since it last did anything else."""
         return self._polls.values()
 
     def is_current(self) -> bool:
-        """Whether all that the program polls still holds what it saw."""
+        """Whether memory still holds all values that the program's polls saw."""
         return all(poll.is_current() for poll in self.polls)
 
     def look(self, poll: Poll) -> bool:
-        """Records a poll. Whether the program saw the same there before, and nothing new anywhere since."""
+        """Records a poll. Returns whether the program saw the same there before, and nothing new anywhere since."""
         key = poll.key
         self._looks += 1
         before, last = self._polls.get(key), self._looked.get(key, 0)
@@ -86,7 +86,7 @@ class Program:
             self._polls.pop(key, None)
             self._polls[key] = poll
             return False
-        for other in list(self._polls):  # what it polled before is no part of the loop that it is in
+        for other in list(self._polls):  # polls before the last one at this key are not in the program's present loop
             if other == key:
                 break
             del self._polls[other]
@@ -98,20 +98,20 @@ class Program:
         return not outdated and last >= self._news
 
     def load(self, site: KernelSite, address: int) -> None:
-        """A load between polls that was not there before shows that the program is not just polling."""
+        """Records a plain load between polls. If it is new, the program is not just polling."""
         if (site, address) not in self._loads:
             self._loads.add((site, address))
             self._polls.clear()
 
     def progress(self) -> None:
-        """The program did something with an effect."""
+        """Forgets all polls, because the program did something with an effect."""
         self.quiet = 0
         self._polls.clear()
         self._looked.clear()
         self._loads.clear()
 
     def rewind(self, poll: Poll | None) -> None:
-        """All polls of a wait take as much time as one, however often the schedule makes the program look."""
+        """Sets the time back at a repeated poll: all polls of a wait take as much time as one, under any schedule."""
         key = None if poll is None else poll.key
         if key is not None and self._wait is not None and self._wait[0] == key:
             self.strand.time = self._wait[1]

@@ -1,4 +1,4 @@
-"""Data races: two accesses to an element, at least one of them a write, that nothing orders; and how to mend them."""
+"""Finds data races (nothing orders two accesses to an element, at least one a write), and says how to mend them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tilelink.errors import Site
 
 @dataclass(frozen=True)
 class Party:
-    """One side of a race: who did what where. `box` has the elements that both sides touched. `number`: of the launch,
-    among those of its rank; `agent`: the transfer that did it for the program, if one did. `tile`: role, tile and line
-    of the tile function, where somebody knew them; `sites`: the lines alone."""
+    """One side of a race: who did what where. `box` has the elements that both sides touched. `number` counts the
+    launches of the rank; `agent`: the transfer that did it for the program, if one did. `tile`: role, tile and line of
+    the tile function, where they are known; `sites`: the lines alone."""
 
     rank: int
     launch: str
@@ -36,7 +36,7 @@ class Party:
 
     @property
     def where(self) -> str:
-        """The elements, and whose they are."""
+        """The elements, and their rank."""
         box = ", ".join(f"{low}:{high}" for low, high in self.box)
         return f"{self.region}[{box}] of rank {self.region_rank}"
 
@@ -52,7 +52,7 @@ class Party:
 
 @dataclass
 class Race:
-    """A race as it was first seen, and how often one between the same two places in the source was."""
+    """A race as it was first seen, and how often races between the same two places in the source were seen."""
 
     first: Party
     second: Party
@@ -80,11 +80,11 @@ class _Event(NamedTuple):
 
 
 Reads = tuple[int, ...]
-"""Reads of an element since the last write, by the numbers of their events: of each strand the latest of every way."""
+"""The numbers of the events that read an element since its last write: for each strand and way, the latest one."""
 
 
 class RaceDetector:
-    """Keeps the last write of every element and the reads since, and collects races in `races`."""
+    """Keeps the last write of every element and the reads since then, and collects races in `races`."""
 
     def __init__(self) -> None:
         self._events: list[_Event | None] = [None]
@@ -100,7 +100,7 @@ class RaceDetector:
         return list(self._found.values())
 
     def record(self, strand: Strand, cells: Cells, mode: Mode, writes: bool, site: Site) -> None:
-        """Records a read or a write, after looking for unordered writes before it, and for reads before a write."""
+        """Records a read or a write. First it looks for earlier writes (before a write, also reads) without order."""
         event = self._event(strand, cells.access, mode, writes, site)
         for written in cells.distinct("written"):
             self._check(written, event, cells, "written", written)
@@ -125,7 +125,7 @@ class RaceDetector:
         return number
 
     def _extended(self, number: int, event: int) -> int:
-        """The number of the reads `number` with the read `event`, without those that matter no more."""
+        """The number of the reads `number` plus the read `event`, without the reads that it outdates."""
         known = self._with_read.get((number, event))
         if known is None:
             before = self._reads[number]
@@ -136,13 +136,13 @@ class RaceDetector:
         return known
 
     def _outdated(self, earlier: int, later: int) -> bool:
-        """Whether what is ordered after the later of two reads is so after the earlier: by the same strand."""
+        """Whether every access ordered after the later read is ordered after the earlier one: same strand and way."""
         a, b = self._events[earlier], self._events[later]
         assert a is not None and b is not None
         return a.strand.slot == b.strand.slot and _way(a) == _way(b)
 
     def _check(self, earlier: int, later: int, cells: Cells, layer: str, value: int) -> None:
-        """Reports a race between two events, if there is one. The cells hold the earlier as `value`."""
+        """Reports a race between two events, if there is one. `value` stands for the earlier event in the cells."""
         a, b = self._events[earlier], self._events[later]
         if a is None or b is None or b.strand.after(a.strand.slot, a.clock):
             return
@@ -172,7 +172,7 @@ class RaceDetector:
 
 
 def _way(event: _Event) -> tuple[object, ...]:
-    """How an event accesses memory, as far as others may race with that."""
+    """The properties of an event's access that decide which accesses race with it."""
     return event.mode.atomic, event.width, event.mode.scope, event.mode.domain
 
 
@@ -187,16 +187,15 @@ def _party(event: _Event, addresses: Array) -> Party:
 
 
 def remedy(first: Party, second: Party, on_signal: bool) -> str:
-    """How two accesses could be ordered, or made atomic to each other. `first` came first in this execution. What
-    belongs to an earlier launch of its rank is taken for what was meant to come first, else the write before the read.
-    """
+    """How two accesses could be ordered, or made atomic to each other. `first` came first in this execution. The access
+    of the earlier launch is taken as meant to come first; within one launch, the write before the read."""
     if first.atomic and second.atomic:
         return f'let both be atomics of one width and kind, with scope="{_scope(first, second)}"'
     if on_signal:
         plain = second if first.atomic else first
         return (
-            f"a word that ranks signal is touched by atomics alone: let {_who(plain, first, second)} "
-            f'{plain.kind} by one, with sem="release" or "acquire" and scope="{_scope(first, second)}"'
+            f"only atomics may touch a word that ranks signal: make the {plain.kind} of {_who(plain, first, second)} "
+            f'one, with sem="release" or "acquire" and scope="{_scope(first, second)}"'
         )
     if (first.rank, first.number, first.program) == (second.rank, second.number, second.program):
         sent, other = (first, second) if first.agent else (second, first)
@@ -228,7 +227,7 @@ def _scope(first: Party, second: Party) -> str:
 
 
 def _who(party: Party, first: Party, second: Party) -> str:
-    """A party by what tells it from the other."""
+    """A party, named by what distinguishes it from the other."""
     if first.rank != second.rank:
         return f"rank {party.rank}"
     if first.number != second.number:

@@ -18,16 +18,16 @@ from tilelink.emulator.policies import PolicyWord, made
 STACK_BYTES = 1 << 20
 """Stack of a task's thread. Only pages that are touched cost memory."""
 MOST_THREADS = 1 << 20
-"""More than there are tasks: a task that waited for a thread would never come to its turn."""
+"""More threads than a run has tasks: a task that waited for a thread would never come to its turn."""
 
 
 class _Stopped(BaseException):
-    """Unwinds a task whose run has ended. No Exception: a task's own handlers should not catch it."""
+    """Unwinds a task whose run has ended. It is no Exception, so that a task's own handlers do not catch it."""
 
 
 class Task:
     """One body that runs in turns with others. `keys`: the keys it is parked on, () when it isn't. `begun`: it has a
-    thread, with this ident, which waits for the `baton` whenever it is not its turn."""
+    thread, with the ident `thread`, which waits for the `baton` whenever it is not the task's turn."""
 
     __slots__ = ("baton", "begun", "body", "index", "keys", "name", "rank", "thread")
 
@@ -45,8 +45,8 @@ class Task:
 class Scheduler:
     """Runs tasks one at a time in an order that `seed` and `policy` fix.
 
-    `on_stall(parked)` is called when every task is parked: it may wake some of them or raise what `run` shall raise. If
-    no task can run after it, `run` raises `DeadlockError`. `stack_bytes`: the stack of a task."""
+    `on_stall(parked)` is called when every task is parked: it may wake some of them, or raise the error that `run` is
+    to raise. If no task can run after it, `run` raises `DeadlockError`. `stack_bytes`: the stack of a task."""
 
     def __init__(
         self,
@@ -69,9 +69,9 @@ class Scheduler:
         self.current: Task | None = None
         self.turns = 0
         self.schedule_hash = 0
-        """64 bits of the order in which tasks were given their turns."""
+        """A 64-bit hash of the order in which tasks were given their turns."""
         self.stopping = threading.Event()
-        """The run ends, whether its tasks are done or not."""
+        """Set when the run ends, whether its tasks are done or not."""
 
     def spawn(self, body: Callable[[], None], rank: int = 0, name: str = "") -> Task:
         """Adds a task; it runs when its turn comes."""
@@ -90,7 +90,7 @@ class Scheduler:
             self._over.acquire()
         finally:
             self.stopping.set()
-            for task in tuple(self._alive.values()):  # one after the other: what they undo is not for several threads
+            for task in tuple(self._alive.values()):  # one after the other: their clean-up is not safe on many threads
                 if task.begun:
                     task.baton.release()
                     self._over.acquire()
@@ -104,11 +104,11 @@ class Scheduler:
             del error  # its traceback holds this frame
 
     def is_here(self) -> bool:
-        """Whether the calling thread is that of the task whose turn it is."""
+        """Whether the calling thread belongs to the task whose turn it is."""
         return self.current is not None and self.current.thread == threading.get_ident()
 
     def switch(self) -> None:
-        """A point where another task may run before the current one goes on."""
+        """Lets other tasks run before the current one goes on, if the policy decides so."""
         me = self._running()
         if not self._ready:
             return
@@ -116,16 +116,16 @@ class Scheduler:
         self._leave(me)
 
     def give_way(self) -> None:
-        """A switch of a task that does not get on: others have to come to their turn."""
+        """Switches from a task that makes no progress, so that others come to their turn."""
         self._policy.give_way(self._running())
         self.switch()
 
     def delay(self) -> int:
-        """For how many turns the current task shall wait, where nothing keeps it on time."""
+        """Returns how many turns the current task is to wait, where nothing else fixes its time."""
         return self._policy.delay()
 
     def block(self, keys: Iterable[int]) -> None:
-        """Parks the current task until a key of its is woken. Keys are integers, such as addresses."""
+        """Parks the current task until one of the keys is woken. Keys are integers, such as addresses."""
         me = self._running()
         me.keys = tuple(set(keys))
         for key in me.keys:
@@ -174,7 +174,7 @@ class Scheduler:
             raise _Stopped
 
     def _next(self) -> Task | None:
-        """Takes the next task out of those that are ready; None ends the run."""
+        """Takes the next task out of the ready ones; None ends the run."""
         ready = self._ready
         if not ready and self._alive and self._error is None:
             self._stalled()
@@ -211,7 +211,7 @@ class Scheduler:
             self._threads.submit(self._live, task)
 
     def _live(self, task: Task) -> None:
-        """The life of a task, on a thread."""
+        """Runs a task on its thread, then gives the turn to the next one."""
         task.thread = threading.get_ident()
         try:
             task.body()

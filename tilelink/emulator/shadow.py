@@ -1,4 +1,4 @@
-"""Shadow memory: small numbers that stand for every element of real memory, whatever regions lie over it."""
+"""Shadow memory: small numbers for every element of real memory, whatever regions lie over it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 from tilelink.emulator.memory import Access, Array, Region, common_step
 
 CHUNK = 1 << 16
-"""Cells that are copied at once: what was never touched stays unallocated."""
+"""The number of cells that are copied at once. Chunks of zeros are skipped, so untouched cells stay unallocated."""
 
 
 class Shadow:
-    """Cells for the bytes [base, end), each for `grain` bytes: layers of numbers, all zero at first."""
+    """Cells for the bytes [base, end), one for each `grain` bytes, in layers of numbers that are zero at first."""
 
     def __init__(self, base: int, end: int, grain: int, keep: Sequence[object]) -> None:
         self.base, self.end, self.grain = base, end, grain
-        # While its shadow lives, memory must not be freed and handed out again for something else.
+        # While the shadow lives, its memory must not be freed and handed out again for something else.
         self.keep = list(keep)
         self.layers: dict[str, Array] = {}
 
@@ -35,7 +35,7 @@ class Shadow:
         return cells
 
     def refine(self, grain: int) -> None:
-        """Makes cells stand for `grain` bytes, a divisor of what they stand for now."""
+        """Makes cells stand for `grain` bytes, a divisor of the present grain."""
         finer = Shadow(self.base, self.end, grain, ())
         finer.absorb(self)
         self.grain, self.layers = grain, finer.layers
@@ -54,13 +54,13 @@ class Shadow:
 
 
 class Cells:
-    """The cells of one access: the `numbers` of those in its shadow."""
+    """The cells of one access; `numbers` are their positions in the shadow."""
 
     def __init__(self, shadow: Shadow, access: Access, numbers: Array) -> None:
         self.shadow, self.access, self.numbers = shadow, access, numbers
 
     def get(self, layer: str) -> Array:
-        """What is in the cells."""
+        """The numbers in the cells."""
         return self.shadow.layer(layer)[self.numbers]
 
     def fill(self, layer: str, value: int) -> None:
@@ -72,14 +72,14 @@ class Cells:
         return _distinct(self.get(layer)) if self.shadow.has(layer) else [0]
 
     def update(self, layer: str, function: Callable[[int], int]) -> None:
-        """Replaces every number by a function of it, which is called once for each different one."""
+        """Replaces every number by a function of it, which is called once for each different number."""
         before = self.get(layer)
         values = _distinct(before)
         after = np.array([function(value) for value in values], np.int32)
         self.shadow.layer(layer)[self.numbers] = after[np.searchsorted(values, before)] if len(values) > 1 else after[0]
 
     def addresses(self, layer: str, value: int) -> Array:
-        """Where in memory the cells are that hold a number."""
+        """The addresses of the cells that hold a number."""
         return self.shadow.base + self.shadow.grain * self.numbers[self.get(layer) == value]
 
 
@@ -91,7 +91,7 @@ class ShadowMemory:
         self._bases: list[int] = []
 
     def add(self, region: Region) -> None:
-        """Gives the storage of a region a shadow, and only one, whatever else lies in it."""
+        """Makes one shadow cover the storage of a region; overlapping shadows are merged into it."""
         storage = region.tensor.untyped_storage()
         base, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
         shadow = self._covering(base)
@@ -113,7 +113,7 @@ class ShadowMemory:
         self._bases = [shadow.base for shadow in self._shadows]
 
     def cells(self, access: Access) -> Cells:
-        """The cells of an access, after the grain was made fine enough for it."""
+        """The cells of an access. If their grain is too coarse for it, the shadow is refined."""
         shadow = self._covering(access.region.base)
         assert shadow is not None, "a region that was not added"
         offsets = access.addresses - shadow.base

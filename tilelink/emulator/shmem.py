@@ -1,11 +1,11 @@
 """One-sided operations of OpenSHMEM and NVSHMEM in hand-written kernels, executed by `KernelWorld`.
 
-They are called in `@triton.jit` functions, with the arguments that the C functions of these names have: `target` and
-`source` are pointers whose type says the elements, far memory is named by the own address of the same symmetric place,
-`pe` is a rank. Transfers are late and in no order but that of `fence` and `quiet`: see tilelink.emulator.network.
+`@triton.jit` functions call them with the arguments of the C functions of the same names. `target` and `source` are
+pointers to elements. Far memory is named by this rank's own address of the same symmetric place. `pe` is a rank.
+Transfers are late, and only `fence` and `quiet` order them: see tilelink.emulator.network.
 
-This is for checking on a CPU alone, and can't be compiled: on GPUs the library's own functions of the same names take
-their place (`nvshmem_putmem_nbi`, ...; of contexts and of atomics with `_nbi`, OpenSHMEM's, NVSHMEM has none).
+They serve checks on a CPU and can't be compiled. On GPUs the library's own functions take their place
+(`nvshmem_putmem_nbi`, ...). Only OpenSHMEM has contexts and atomics with `_nbi`; NVSHMEM has neither.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SIGNAL_SET = tl.constexpr(9)
 SIGNAL_ADD = tl.constexpr(10)
 
 
-# ---- who
+# ---- ranks
 
 
 def my_pe() -> Any:
@@ -54,23 +54,23 @@ def put_nbi(target: Any, source: Any, count: Any, pe: Any, ctx: Any = 0) -> None
 
 
 def get(target: Any, source: Any, count: Any, pe: Any, ctx: Any = 0) -> None:
-    """Copies elements of a peer to here; returns once they are here."""
+    """Copies elements of a peer to this rank; returns once they are here."""
     _network().complete(_get("get", _place(target, count), _place(source, count), pe, ctx))
 
 
 def get_nbi(target: Any, source: Any, count: Any, pe: Any, ctx: Any = 0) -> None:
-    """Starts to copy elements of a peer to here."""
+    """Starts to copy elements of a peer to this rank."""
     _get("get_nbi", _place(target, count), _place(source, count), pe, ctx)
 
 
 def iput(target: Any, source: Any, target_stride: Any, source_stride: Any, count: Any, pe: Any, ctx: Any = 0) -> None:
-    """`put` of elements that lie so many elements apart, there and here."""
+    """`put` of elements with strides, there and here; strides count elements."""
     there, here = _place(target, count, target_stride), _place(source, count, source_stride)
     _network().sent(_put("iput", there, here, pe, ctx))
 
 
 def iget(target: Any, source: Any, target_stride: Any, source_stride: Any, count: Any, pe: Any, ctx: Any = 0) -> None:
-    """`get` of elements that lie so many elements apart, here and there."""
+    """`get` of elements with strides, here and there; strides count elements."""
     here, there = _place(target, count, target_stride), _place(source, count, source_stride)
     _network().complete(_get("iget", here, there, pe, ctx))
 
@@ -81,11 +81,11 @@ def p(target: Any, value: Any, pe: Any, ctx: Any = 0) -> None:
 
 
 def g(source: Any, pe: Any, ctx: Any = 0) -> Any:
-    """One value of a peer."""
+    """Returns one value of a peer."""
     return _fetched(_get("g", None, _place(source), pe, ctx), source)
 
 
-# ---- puts with a signal: a word of the peer that changes after the data has arrived, and before nothing else
+# ---- puts with a signal: a word of the peer changes after the data has arrived; it orders no other transfer
 
 
 def put_signal(
@@ -109,11 +109,11 @@ def signal_op(signal: Any, value: Any, operation: Any, pe: Any, ctx: Any = 0) ->
     _change("signal_op", _signal(signal, value, operation), pe, ctx)
 
 
-# ---- atomics, which are atomic to those of all contexts that take the word for one of the same type
+# ---- atomics: in all contexts, they are atomic to other atomics that take the word for one of the same type
 
 
 def atomic_fetch(source: Any, pe: Any, ctx: Any = 0) -> Any:
-    """A word of a peer."""
+    """Returns a word of a peer."""
     return _fetched(_change("atomic_fetch", _look(source), pe, ctx), source)
 
 
@@ -135,12 +135,12 @@ def atomic_inc(target: Any, pe: Any, ctx: Any = 0) -> None:
 
 
 def atomic_fetch_inc(target: Any, pe: Any, ctx: Any = 0) -> Any:
-    """Adds 1 to a word of a peer, and returns what it was."""
+    """Adds 1 to a word of a peer, and returns its old value."""
     return _fetched(_change("atomic_fetch_inc", _increment(target), pe, ctx), target)
 
 
 def atomic_compare_swap(target: Any, condition: Any, value: Any, pe: Any, ctx: Any = 0) -> Any:
-    """Writes a word of a peer if it equals the condition, and returns what it was."""
+    """Writes a word of a peer if it equals the condition, and returns its old value."""
     return _fetched(_change("atomic_compare_swap", _compare_swap(target, condition, value), pe, ctx), target)
 
 
@@ -150,12 +150,12 @@ def atomic_fetch_nbi(fetch: Any, source: Any, pe: Any, ctx: Any = 0) -> None:
 
 
 def atomic_fetch_inc_nbi(fetch: Any, target: Any, pe: Any, ctx: Any = 0) -> None:
-    """Starts to add 1 to a word of a peer, and to bring what it was to memory."""
+    """Starts to add 1 to a word of a peer, and to bring its old value to memory."""
     _change("atomic_fetch_inc_nbi", _increment(target), pe, ctx, fetch)
 
 
 def atomic_compare_swap_nbi(fetch: Any, target: Any, condition: Any, value: Any, pe: Any, ctx: Any = 0) -> None:
-    """Starts to write a word of a peer if it equals the condition, and to bring what it was to memory."""
+    """Starts to write a word of a peer if it equals the condition, and to bring its old value to memory."""
     _change("atomic_compare_swap_nbi", _compare_swap(target, condition, value), pe, ctx, fetch)
 
 
@@ -163,13 +163,13 @@ def atomic_compare_swap_nbi(fetch: Any, target: Any, condition: Any, value: Any,
 
 
 def fence(ctx: Any = 0) -> None:
-    """What this rank has put to a peer, in a context, is there before what it puts next; so with atomics. Transfers to
-    here are not ordered: not a get, nor an atomic that brings a word to memory."""
+    """Orders this rank's later puts and atomics to a peer, in a context, after its earlier ones. It does not order
+    transfers to this rank: gets, and atomics that bring a word to memory."""
     _network().fence(number(ctx))
 
 
 def quiet(ctx: Any = 0) -> None:
-    """Waits until all that this rank has started in a context is complete."""
+    """Waits until all transfers that this rank has started in a context are complete."""
     _network().quiet(number(ctx))
 
 
@@ -187,7 +187,7 @@ def _place(pointer: Any, count: Any = 1, stride: Any = 1) -> Place:
     address, dtype, _ = pointee(pointer)
     count, stride = number(count), number(stride)
     if count < 0 or stride < 1:
-        raise ArgumentError(f"{count} elements with a stride of {stride}: no less than 0, and 1", sites.current())
+        raise ArgumentError(f"{count} elements with a stride of {stride}: at least 0, and at least 1", sites.current())
     return Place(address, dtype, (count,), (stride * dtype.itemsize,))
 
 
@@ -204,13 +204,13 @@ def _change(name: str, atomic: Atomic, pe: Any, ctx: Any, fetch: Any = None) -> 
 
 
 def _fetched(transfer: Transfer, pointer: Any) -> Any:
-    """What a transfer brings, once it is here."""
+    """Waits for a transfer, and returns the value that it brings."""
     _network().complete(transfer)
     return as_tensor(transfer.value, pointee(pointer)[2])
 
 
 def _signal(signal: Any, value: Any, operation: Any) -> Atomic:
-    """Signals are atomic to each other, whatever the context."""
+    """The atomic that changes a signal. Signals are atomic to each other in all contexts."""
     new, operation = as_element(value, signal), number(operation)
     known: dict[int, tuple[str, Change]] = {
         SIGNAL_ADD.value: ("atomic_add", lambda old: old + new),
@@ -223,8 +223,8 @@ def _signal(signal: Any, value: Any, operation: Any) -> Atomic:
 
 
 def _atomic(kind: str, pointer: Any, change: Change, semantic: str = "release") -> Atomic:
-    """Contexts of one team, here that of all ranks, are one domain for each type of a word (OpenSHMEM 1.5, Atomicity
-    Guarantees)."""
+    """An atomic on a word. All contexts of one team, here the team of all ranks, are one domain for each type of a word
+    (OpenSHMEM 1.5, Atomicity Guarantees)."""
     domain = f"atomics of the network, {pointee(pointer)[2]}"
     return Atomic(_place(pointer), Mode(kind, semantic, "sys", domain), change)
 

@@ -1,4 +1,4 @@
-"""Where in the source of a kernel something happens: lines of the functions in `files`, found on the stack."""
+"""Finds the line of a kernel that is running: lines of the functions in `files` are looked up on the stack."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def current() -> KernelSite:
 
 
 def names() -> Mapping[str, Any]:
-    """The names, with their values, of the function of a kernel that is running."""
+    """The local names, with their values, of the kernel function that is running."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename not in files:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Streams of a rank: launches one after the other, and marks after which other streams go on."""
+"""Streams of a rank: launches that run one after the other, and marks that wait for other streams."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tilelink.emulator.ordering import Moment
 
 
 class Entry:
-    """What is put on a stream. `done`: the moment after it, and after all that was on the stream before."""
+    """An entry of a stream. `done`: the moment after it and after all earlier entries, None before that."""
 
     done: Moment | None = None
 
 
 @dataclass(eq=False)
 class Launch(Entry):
-    """A body on its way through a stream: that of programs in a grid of this `shape`. `number` counts the launches of
-    its rank. `agent`: the number of its one program, where that is an agent of the copy engine. `last_first`: programs
-    with the highest numbers begin first. `end`: after the programs that have finished."""
+    """A launch on its stream: every program in a grid of this `shape` runs `body`. `number` counts the launches of its
+    rank. `agent`: the number of its one program, if that is an agent of the copy engine. `last_first`: programs with
+    the highest numbers begin first. `end`: the moment after the programs that have finished."""
 
     body: Callable[[], object]
     shape: tuple[int, ...]
@@ -53,20 +53,20 @@ class Launch(Entry):
 
 
 class Mark(Entry):
-    """Lets a stream go on once what is on other streams so far is done."""
+    """Lets a stream go on once the present entries of other streams are done."""
 
     def __init__(self, streams: Sequence[Stream]) -> None:
         self.start = reduce(Moment.join, [stream.end for stream in streams], Moment())
         self.before = [stream.entries[-1] for stream in streams if stream.entries]
 
     def end(self) -> Moment | None:
-        """The moment after all that was there; None before it."""
+        """The moment after all these entries; None while some are not done."""
         ends = [entry.done for entry in self.before if entry.done]
         return reduce(Moment.join, ends, self.start) if len(ends) == len(self.before) else None
 
 
 class Stream:
-    """The entries of a stream that are not done; a launch that is the first one runs. Hosts wait for it on `key`."""
+    """The entries of a stream that are not done. A launch runs while it is the first one. Hosts wait on `key`."""
 
     def __init__(self, rank: int, name: object, key: int) -> None:
         self.rank, self.name, self.key = rank, name, key
@@ -74,5 +74,5 @@ class Stream:
         self.end = Moment()
 
     def pop(self, end: Moment) -> None:
-        """The first entry is done."""
+        """Takes off the first entry, which is done at `end`."""
         self.end = self.entries.popleft().done = self.end.join(end)

@@ -1,8 +1,8 @@
-"""Words that processes share, changed by the atomics of Triton's interpreter: those that kernels use.
+"""Words that processes share, changed by the atomics of Triton's interpreter, as kernels change them.
 
-C++'s, with the memory order that is asked for; in between, numpy's loads and stores are plain. So what is stored before
-a release is seen after the acquire that reads it, on x86 and on weaker machines. Like interpreter.py, this depends on
-the interpreter's internals.
+These are atomics of C++ with the given memory order; numpy's loads and stores between them are plain. An acquire that
+reads a release therefore sees everything stored before it, on x86 and on weaker machines. Like interpreter.py, this
+depends on the interpreter's internals.
 """
 
 from __future__ import annotations
@@ -38,20 +38,19 @@ class Words:
         exchange(self.tensor[word], value)
 
     def compare_and_swap(self, word: int, expected: int, value: int) -> int:
-        """Writes a word if it is as expected; what it was before."""
+        """Writes a word if it has the expected value; returns its old value."""
         pointer, old, new = _operands(self.tensor[word], expected, value)
         found = _stock_cas(stock.interpreter_builder, pointer, old, new, _Order.ACQUIRE_RELEASE, _SYSTEM)
         return int(found.data.item())
 
 
 def exchange(word: torch.Tensor, value: int) -> Array:
-    """Writes a word (int32 or int64) that several processes change, with release order; what it was, as one element."""
+    """Writes a word (int32 or int64) that processes share, with release order; returns its old value as an array."""
     return _change(word, value, stock._ir.ATOMIC_OP.XCHG, _Order.RELEASE)
 
 
 def add(word: torch.Tensor, value: int) -> Array:
-    """Adds to a word (int32 or int64) that several processes change, with acquire order; what it was, as one
-    element."""
+    """Adds to a word (int32 or int64) that processes share, with acquire order; returns its old value as an array."""
     return _change(word, value, stock._ir.ATOMIC_OP.ADD, _Order.ACQUIRE)
 
 
