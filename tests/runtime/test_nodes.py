@@ -261,7 +261,7 @@ def test_a_sub_group_that_not_all_processes_make(ranks: Pool) -> None:
     assert told[1::2] == ["", ""]
     assert all("PEs [1, 3] of NVSHMEM made no lane within 0.2 s: it makes memory" in t for t in told[::2]), told
     told = ranks.results(some_alone, (0, 1, 3), (0, 1, 3), 20.0)
-    assert told[3] == "PEs [0, 1, 3] are no team of NVSHMEM: one rises from its first in equal steps"
+    assert told[3] == "PEs [0, 1, 3] are no team of NVSHMEM: the PEs of a team rise in equal steps"
     assert ranks.results(of_every_other_rank)[0][0] == [-3], "and the next ones are made as if nothing had been"
 
 

@@ -1,4 +1,4 @@
-"""The ranks of a group call alike, or all of them raise: what they tell is gathered, or noted, and compared."""
+"""Compares the calls of a group's ranks, gathered or noted: the ranks call alike, or all of them raise."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ADVICE = {
     "sizes": f"{ALIKE}; if shards differ in length, pass their lengths on every rank, such as parts={{'M': (8, 7)}}",
     TOKENS: "pass the most tokens of any rank as tokens=, on every rank",
 }
-"""What to do about what ranks have differently, by what that is called, where it is not `ALIKE`."""
+"""Advice for a difference between ranks, by the name of the value that differs; `ALIKE` for all other names."""
 
 
 def mismatch(what: str, calls: Mapping[int, Mapping[str, Any]]) -> str | None:
-    """What ranks have differently, None if nothing. `calls`: what they have to agree on, by rank."""
+    """A message about the first difference between ranks, None without one. `calls`: values to compare, by rank."""
     (first, known), *others = calls.items()
     for rank, call in others:
         for name, mine in call.items():
@@ -36,7 +36,7 @@ def mismatch(what: str, calls: Mapping[int, Mapping[str, Any]]) -> str | None:
 
 
 def _lengths(rank: int, mine: Any, first: int, theirs: Any) -> str | None:
-    """What ranks gave, where each took all shards for as long as its own; None where they gave something else."""
+    """A message for ranks that each took all shards to be as long as their own; None for other differences."""
     if not isinstance(mine, dict) or not isinstance(theirs, dict):
         return None
     for dim in mine.keys() & theirs.keys():
@@ -47,7 +47,7 @@ def _lengths(rank: int, mine: Any, first: int, theirs: Any) -> str | None:
 
 
 class CallLog:
-    """What ranks in one process called. Compared without a barrier; a call is forgotten once all ranks have made it."""
+    """The calls of ranks in one process, compared without a barrier. It forgets a call once all ranks have made it."""
 
     def __init__(self, world: int) -> None:
         self.world = world
@@ -64,7 +64,7 @@ class CallLog:
 
 
 def gathered(group: dist.ProcessGroup, mine: Any) -> list[Any]:
-    """What every rank gives, by rank. Collective."""
+    """The values that the ranks give, by rank. Collective."""
     found: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(found, mine, group=group)
     return found
@@ -78,8 +78,8 @@ def together(
     *,
     refused: tuple[type[Exception], ...] = (),
 ) -> T:
-    """What `function()` gives. Collective: where it raises `error` on a rank, or what is `refused`, every rank raises
-    `error`, with `what` that rank can't do."""
+    """Returns `function()`. Collective: if it raises `error` or one of `refused` on any rank, every rank raises `error`
+    with that rank and `what` it can't do."""
     found: list[T] = []
     trouble = ""
     try:
@@ -91,7 +91,7 @@ def together(
 
 
 def refuse(group: dist.ProcessGroup, what: str, trouble: str | None, error: type[TileLinkError]) -> None:
-    """Collective: where one rank has trouble, every rank raises `error`, with `what` that rank can't do."""
+    """Collective: if any rank has trouble, every rank raises `error`, with that rank and `what` it can't do."""
     wrong = [f"rank {rank}{what}: {theirs}" for rank, theirs in enumerate(gathered(group, trouble)) if theirs]
     if wrong:
         raise error("; ".join(wrong), Site.of_user())

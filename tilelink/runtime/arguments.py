@@ -22,10 +22,10 @@ from tilelink.programs.given import CALL_OPTIONS, Call
 
 @dataclass(frozen=True)
 class Arguments:
-    """The tensors of a call by name (without those left out), and what they say of dtypes and sizes.
+    """The tensors of a call by name (without optional ones left out, `absent`), and their dtypes and sizes.
 
-    `sizes`: a number by dimension, or the lengths of the parts of a dimension that is cut over the ranks; of the rows
-    of a route, the room for them.
+    `sizes`: by dimension its size, or the lengths of its parts if it is cut over the ranks; for the rows of a route,
+    the room for them.
     """
 
     call: Call
@@ -36,20 +36,19 @@ class Arguments:
 
     @property
     def lying(self) -> Lying:
-        """The matrices that descriptors can describe: rows or columns contiguous, all beginning at multiples of so many
-        bytes."""
+        """The matrices that descriptors can describe, each with its contiguous dimension: all its rows or columns begin
+        at multiples of `DESCRIBED_BYTES`."""
         return frozenset((n, k) for n, t in self.tensors.items() if (k := _contiguous(t)) is not None)
 
     @property
     def key(self) -> Any:
-        """What calls have in common for which a program is prepared once."""
+        """Calls with equal keys share one prepared program."""
         call, dtypes, sizes = self.call, tuple(self.dtypes.items()), tuple(self.sizes.items())
         return call.program, call.schedule, call.timed, dtypes, sizes, self.absent, self.lying
 
 
 def _contiguous(tensor: torch.Tensor) -> int | None:
-    """The dimension along which the elements of a matrix, or of several, are contiguous, if a descriptor can describe
-    them."""
+    """The dimension along which a matrix, or several, are contiguous; None if a descriptor can't describe them."""
     if tensor.dim() not in DESCRIBED_DIMS or tensor.data_ptr() % DESCRIBED_BYTES:
         return None
     steps = {k: [s for j, s in enumerate(tensor.stride()) if j != k] for k in range(tensor.dim())[::-1]}
@@ -58,7 +57,7 @@ def _contiguous(tensor: torch.Tensor) -> int | None:
 
 
 def check_arguments(call: Call, *, world: int, rank: int, device: torch.device, site: Site) -> Arguments:
-    """Checks a call of a rank. Raises ArgumentError, ShapeError, StrideError, DeviceError or DtypeError."""
+    """The checked arguments of a call. Raises ArgumentError, ShapeError, StrideError, DeviceError or DtypeError."""
     program, tensors = call.program, _by_name(call, site)
     absent = frozenset(n for n in program.optional if n not in tensors)
     recording = program.recorded(absent)
@@ -82,7 +81,7 @@ def check_arguments(call: Call, *, world: int, rank: int, device: torch.device, 
     sizes = _Sizes(program.name, declared, tensors, parts, world, rank, site).all(recording.routes)
     if call.timed and recording.routes:
         raise ArgumentError(
-            f"{program.name} has no timed calls: how many tiles its workers record only the device knows; simulate it, "
+            f"{program.name} has no timed calls: only the device knows how many tiles its workers record; simulate it, "
             "or profile it with the tools of the GPU",
             site,
         )
@@ -127,7 +126,7 @@ def _declaration(word: TensorWord) -> str:
 
 
 def _check_tensor(word: TensorWord, tensor: torch.Tensor, device: torch.device, site: Site) -> str:
-    """Rank, device, layout and dtype of one tensor; its dtype's name."""
+    """Checks the dimensions, device, layout and dtype of one tensor; returns the name of its dtype."""
     if tensor.layout != torch.strided:
         raise StrideError(f"{word.name} has layout {tensor.layout}; only strided tensors can be used", site)
     if tensor.is_neg():
@@ -139,13 +138,13 @@ def _check_tensor(word: TensorWord, tensor: torch.Tensor, device: torch.device, 
         raise DeviceError(f"{word.name} is on {tensor.device}; this {who} is on {device}", site)
     if word.kind == "output" and tensor.numel() and overlap(zip(tensor.shape, tensor.stride(), strict=True)):
         raise StrideError(
-            f"{word.name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}: several of its elements are "
-            "one in memory",
+            f"{word.name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}: several of its elements share "
+            "memory",
             site,
         )
     if word.kind == "output" and tensor.requires_grad:
         raise ArgumentError(f"{word.name} requires a gradient; results are written without autograd", site)
-    integers = word.dtype is not None and dtype_name(word.dtype) == "int32"  # counts, and what picks rows
+    integers = word.dtype is not None and dtype_name(word.dtype) == "int32"  # counts, and integers that pick rows
     if integers and tensor.dtype not in (torch.int32, torch.int64):
         raise DtypeError(f"{word.name} has dtype {tensor.dtype}; its integers are int32 or int64", site)
     try:
@@ -156,7 +155,7 @@ def _check_tensor(word: TensorWord, tensor: torch.Tensor, device: torch.device, 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What the tensors of a call on a rank, and what it says of parts, tell of sizes."""
+    """The sizes that the tensors and `parts` of a call give on a rank."""
 
     program: str
     declared: Mapping[str, TensorWord]
@@ -167,8 +166,8 @@ class _Sizes:
     site: Site
 
     def all(self, routes: Sequence[RouteWord]) -> dict[str, Any]:
-        """Sizes of all dimensions, from the tensors that are given. Where shards are given without `parts`, all ranks
-        are taken to have shards of one length. Raises ShapeError, ArgumentError or DimensionError."""
+        """The sizes of all dimensions, from the given tensors. Without `parts`, all shards are taken to be as long as
+        the shard of this rank. Raises ShapeError, ArgumentError or DimensionError."""
         parts, declared = self.parts, self.declared
         if not isinstance(parts, Mapping):
             example = {"M": (5, 3)}
@@ -217,8 +216,8 @@ class _Sizes:
         return {d: n for d, (n, _) in found.items() if d not in everywhere}
 
     def check_route(self, route: RouteWord, found: dict[str, tuple[int | tuple[int, ...], str]]) -> None:
-        """Checks the shape of counts. Where nothing else says how much room there is for rows on a side of a route, all
-        that the other side may have are let go to one rank."""
+        """Checks the shape of counts. If nothing else gives the room for rows on one side of a route, every rank there
+        gets room for all rows of the other side."""
         everywhere = found[route.everywhere][0]
         assert isinstance(everywhere, int)
         experts, _ = found.setdefault(route.per_rank, (everywhere // self.world, route.counts))
@@ -247,12 +246,12 @@ class _Sizes:
 
 
 def _plain(given: Any) -> tuple[Any, ...]:
-    """What is given of a dimension, as a tuple. Raises TypeError for what can be none."""
+    """The lengths given for a dimension, as a tuple. Raises TypeError if they can't be one."""
     return given.plain if isinstance(given, Integers) else tuple(given)
 
 
 def check_overlap(outputs: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raises ArgumentError where an output shares memory with anything else, or it takes too long to tell."""
+    """Raises ArgumentError if an output shares memory with another tensor, or if it takes too long to find out."""
     lies = {n: (t.data_ptr(), t.data_ptr() + _reach(t)) for n, t in tensors.items()}
     for out in outputs:
         for other in tensors:
@@ -275,7 +274,7 @@ def _share(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _addresses(t: torch.Tensor) -> np.ndarray:
-    """An array where the tensor lies, on whatever device: nobody reads it."""
+    """An array at the addresses of the tensor, on any device; nobody reads it."""
     size = t.element_size()
     strides = tuple(s * size for s in t.stride())
     place = {"data": (t.data_ptr(), True), "shape": tuple(t.shape), "strides": strides, "typestr": f"|V{size}"}

@@ -1,5 +1,5 @@
-"""Memory that the processes of a group share, and what their hosts tell each other in it beside the heaps: how far they
-are, what they call, what they raised."""
+"""Memory that the processes of a group share, and the board in it, by which their hosts tell each other how far they
+are, what they call, and what they raised."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ TEXTS = 8 * (POSTS + 2 * POST)
 TEXT_BYTES = 64 << 10
 ROW_BYTES = TEXTS + 3 * TEXT_BYTES
 LONGEST = 1000
-"""Characters of a value in a text. Longer ones are told apart by their digest."""
+"""The most characters of a value in a text. A longer value is cut and gets a digest."""
 
 
 @dataclass(frozen=True)
 class Post:
-    """Call `number` of a rank, and what ranks have to agree on in it, as texts."""
+    """Call `number` of a rank, and the values on which ranks have to agree in it, as texts."""
 
     number: int
     values: Mapping[str, str]
@@ -49,10 +49,10 @@ def _short(value: str) -> str:
 
 
 class Board:
-    """The rows of all ranks, as a rank sees them; each rank writes its own. Calls are numbered from 0.
+    """The rows of all ranks, as one rank sees them; each rank writes its own. Calls are numbered from 0.
 
-    A rank posts a call, then waits for that call of all others; so of each rank two posts have to be kept: nobody
-    makes the call after the next one before all have seen this one.
+    A rank posts a call, then waits for the same call of all others. Two posts of each rank are therefore enough: no
+    rank makes the call after the next one before all have seen this one.
     """
 
     def __init__(self, rows: Sequence[torch.Tensor], rank: int) -> None:
@@ -69,7 +69,7 @@ class Board:
     # ---- calls
 
     def post(self, post: Post) -> None:
-        """Tells what this rank calls."""
+        """Posts a call of this rank."""
         side = post.number % 2
         at = POSTS + POST * side
         self._plain[self.rank][at + LENGTH] = self._write(1 + side, json.dumps(post.values, ensure_ascii=False))
@@ -80,8 +80,8 @@ class Board:
         return bool(self._plain[rank][POSTS + POST * (number % 2) + NUMBER] > number)
 
     def read(self, rank: int, number: int) -> Post:
-        """The call of a rank that has made it, or a later one: a rank that could not make two calls has waited for
-        nobody, and overwrites the first."""
+        """The call of a rank that has posted it. It may be a later call: a rank that could not make two calls has not
+        waited for the others, and overwrites the first post."""
         side = number % 2
         at = POSTS + POST * side
         found = self._words[rank].load(at + NUMBER) - 1
@@ -96,7 +96,7 @@ class Board:
         return int(max(self._plain[rank][POSTS + POST * side + NUMBER] for side in range(2)))
 
     def forget_calls(self) -> None:
-        """This rank begins anew."""
+        """Withdraws the posts of this rank, which begins anew."""
         for side in range(2):
             self._words[self.rank].store(POSTS + POST * side + NUMBER, 0)
 
@@ -107,11 +107,11 @@ class Board:
         self._words[self.rank].store(NOTE, self._write(0, text))
 
     def note_of(self, rank: int) -> str:
-        """What a rank left."""
+        """The text that a rank has left."""
         return self._read(rank, 0, self._words[rank].load(NOTE))
 
     def end(self) -> None:
-        """This rank makes no more calls."""
+        """Says that this rank makes no more calls."""
         self._words[self.rank].store(ENDED, 1)
 
     def ended(self, rank: int) -> bool:
@@ -119,7 +119,7 @@ class Board:
         return self._words[rank].load(ENDED) == 1
 
     def enter_phase(self, phase: int) -> None:
-        """Phases of collective work are numbered from 1."""
+        """Says that this rank has reached a phase. Phases of collective work are numbered from 1."""
         self._words[self.rank].store(PHASE, phase)
 
     def in_phase(self, rank: int, phase: int) -> bool:
@@ -129,7 +129,7 @@ class Board:
     # ---- texts
 
     def _write(self, place: int, text: str) -> int:
-        """Writes a text of this rank; its length in bytes."""
+        """Writes a text of this rank; returns its length in bytes."""
         data = text.encode()[:TEXT_BYTES]
         begin = TEXTS + place * TEXT_BYTES
         self._bytes[self.rank][begin : begin + len(data)] = np.frombuffer(data, np.uint8)
@@ -144,9 +144,9 @@ class Board:
 
 
 def share(process_group: dist.ProcessGroup, size: int) -> list[torch.Tensor]:
-    """Collective: `size` bytes of every rank, zero at first, as uint8 tensors of all ranks, by rank. They have no name
-    in any file system: the kernel frees them when the last process ends, however it ends. Raises WorldError on every
-    rank where one of them can't reach the memory of another."""
+    """Collective: makes `size` bytes on every rank, zero at first; returns the memory of all ranks as uint8 tensors, by
+    rank. It has no name in any file system: the kernel frees it when the last process ends, however it ends. Raises
+    WorldError on every rank if one of them can't reach the memory of another."""
     mine = together(process_group, " can't make memory to share", lambda: _made(size), refused=(OSError,))
     try:
         owners = gathered(process_group, (_machine(), os.getpid(), mine))
@@ -157,7 +157,7 @@ def share(process_group: dist.ProcessGroup, size: int) -> list[torch.Tensor]:
 
 
 def _machine() -> tuple[str, int]:
-    """What two processes have in common that can see each other: the kernel that runs, and the names of processes."""
+    """The boot id of the kernel and the pid namespace, which are equal for processes that can see each other."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.stat("/proc/self/ns/pid").st_ino
 
 

@@ -17,8 +17,8 @@ LONGEST_REST = 2e-3
 
 @dataclass(frozen=True)
 class Bounds:
-    """How long waits last while nothing moves on any rank, in seconds. `enter`: as long as some peer has not come to
-    the run, since it may be compiling; `stuck`: when all are in it, or beyond."""
+    """How long waits last while nothing moves on any rank, in seconds. `enter`: while some peer has not entered the
+    run, because it may be compiling. `stuck`: once all peers have entered it."""
 
     enter: float
     stuck: float
@@ -32,11 +32,11 @@ class Bounds:
 
 
 class Processes:
-    """The processes of all ranks. Made while all of them live."""
+    """Watches the processes of all ranks. Make it while all of them live."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self.pids = list(pids)
-        self._ranks: dict[int, int] = {}  # by what can be polled of their processes
+        self._ranks: dict[int, int] = {}  # by the pidfd of their process
         self._gone: set[int] = set()
         self._exits = select.poll()
         for rank, pid in enumerate(pids):
@@ -55,11 +55,11 @@ class Processes:
         return self._gone | {self._ranks[exit_] for exit_, _ in self._exits.poll(0)}
 
     def named(self, rank: int) -> str:
-        """What messages call the process of a rank."""
+        """The name of a rank's process in messages."""
         return str(self.pids[rank])
 
     def close(self) -> None:
-        """Watches no longer."""
+        """Stops watching."""
         while self._ranks:
             exit_, _ = self._ranks.popitem()
             self._exits.unregister(exit_)
@@ -80,7 +80,7 @@ class Stillness:
 
 
 def wait_until(done: Callable[[], bool], check: Callable[[], None]) -> None:
-    """Returns once `done()`; looks at once again at first, then rests. `check()` raises what ends the wait."""
+    """Returns once `done()`. At first it looks again at once, later it rests. `check()` may raise to end the wait."""
     looks, rest = 0, 20e-6
     while not done():
         check()

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def multiply(x, weight, out, k_size, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """One tile for each program; all read the same rows, so that the cache has them."""
+    """Multiplies one tile in each program. All programs read the same operands, so that the cache holds them."""
     rows, cols, ks = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
     acc = tl.zeros((BM, BN), tl.float32)
     for k in range(0, k_size, BK):
@@ -19,7 +19,7 @@ def multiply(x, weight, out, k_size, BM: tl.constexpr, BN: tl.constexpr, BK: tl.
 
 @triton.jit
 def read(words, out, size, BLOCK: tl.constexpr):
-    """Each program reads all words once, whole blocks, from a place of its own on; past L1, which keeps none."""
+    """Reads all words once in each program, in whole blocks, each program from another block on, and past L1."""
     at, total = tl.arange(0, BLOCK), tl.zeros((BLOCK,), tl.int32)
     for k in range(0, size, BLOCK):
         first = tl.multiple_of((tl.program_id(0) * BLOCK + k) % size, BLOCK)

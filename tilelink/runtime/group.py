@@ -1,5 +1,5 @@
-"""What a rank sees of its world, and what every kind of world does alike in a call: the arguments are checked, the
-program is prepared, a slot is picked, the ranks compare what they call, and then it is launched."""
+"""The group that a rank sees, and the part of a call that is the same in all worlds: it checks the arguments, prepares
+the program, picks a slot, compares the call with the other ranks, and launches it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.timestamps import TimedRun
 
 KEPT_RUNS = 64
-"""So many of the last runs can be named in a report."""
+"""The number of latest runs that a report can name."""
 
 
 class Group(ABC):
-    """A rank of a lane, and the way to call programs. `runs`: how many it has launched; `recent`: the last of them;
-    `timed`: what its workers recorded in the last run that was timed.
+    """A rank of a lane, and the way to call programs. `runs`: how many it has launched; `recent`: the latest of them;
+    `timed`: the records of its workers in the last timed run.
 
-    A kind of world is a subclass with the three methods below (one that keeps what it made for a call has a `call` of
-    its own in place of `launch`), and a kind of `Lane`; values of parameters and outputs come from
+    A kind of world is a subclass with the three methods below, and a kind of `Lane`. A subclass that keeps its work for
+    a call overrides `call` instead of `launch`. Values of parameters and outputs come from
     `tilelink.runtime.launch.Run`.
     """
 
@@ -41,21 +41,21 @@ class Group(ABC):
     def world(self) -> int:
         return self.lane.layout.world
 
-    # ---- what a kind of world has to say
+    # ---- methods of each kind of world
 
     @abstractmethod
     def compare(self, call: dict[str, Any], site: Site) -> None:
-        """Compares a call with those of the other ranks, before anything is launched. Raises RankMismatchError."""
+        """Compares a call with the other ranks' calls, before anything is launched. Raises RankMismatchError."""
 
     def launch(self, run: Run) -> None:
-        """Does what the host does for a run (`run.plan`): kernels on this rank's stream, copies on those of peers."""
+        """Does the host's steps of a run (`run.plan`): kernels on this rank's stream, copies on streams of peers."""
         raise NotImplementedError
 
     @abstractmethod
     def synchronize(self) -> None:
         """Waits until everything this rank launched is done."""
 
-    # ---- what is the same in all of them
+    # ---- the same in all kinds of worlds
 
     def call(self, call: Call) -> Any:
         """Launches a program on this rank; see `Program.__call__`."""
@@ -66,11 +66,11 @@ class Group(ABC):
         return run.outputs
 
     def prepare_call(self, call: Call) -> None:
-        """Checks a call, and does what calls like it need once; launches nothing. Every rank does it."""
+        """Checks a call, and does the work that calls like it need once. Launches nothing. Every rank calls it."""
         self._checked(call, Site.of_user())
 
     def make(self, call: Call) -> Run:
-        """The run of a call that is checked, and compared with those of the other ranks."""
+        """Checks a call, compares it with the other ranks' calls, and returns its run."""
         site = Site.of_user()
         arguments, prepared = self._checked(call, site)
         run = Run(self.lane, self.rank, prepared, arguments, self._slot(prepared, call.slot, site), self.runs)
@@ -82,7 +82,7 @@ class Group(ABC):
         return self.lane.allocate(shape, dtype)
 
     def remember(self, number: int, record: Record) -> None:
-        """Keeps what reports need of a run."""
+        """Keeps the record of a run for reports."""
         self.recent[number] = record
         self.recent.pop(number - KEPT_RUNS, None)
 
@@ -91,7 +91,7 @@ class Group(ABC):
         return self.recent.get(report.run)
 
     def raise_if_refused(self) -> None:
-        """Raises CapacityError where the rows of a run had no room, once."""
+        """Raises CapacityError, once, if the rows of a run had no room."""
         word = self.lane.control(self.rank)[portable.REFUSED.value]
         if word:
             self.lane.words(self.rank)[portable.REFUSED.value] = 0
@@ -101,16 +101,16 @@ class Group(ABC):
             raise CapacityError(said, Site.of_user())
 
     def remember_times(self, prepared: Prepared, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Keeps what the workers of a timed run record."""
+        """Keeps the records of the workers of a timed run."""
         if TIMES in tensors:
             self.timed = TimedRun(prepared, self.rank, tensors[TIMES])
 
     def _checked(self, call: Call, site: Site) -> tuple[Arguments, Prepared]:
-        """The arguments of a call, and the program prepared for them."""
+        """The checked arguments of a call, and the program prepared for them."""
         arguments = check_arguments(call, world=self.world, rank=self.rank, device=self.lane.place, site=site)
         try:
             prepared = self.lane.prepare(arguments)
-        except DtypeError as e:  # the line is that of a tile function; what has the dtypes stands in the call
+        except DtypeError as e:  # its line is in a tile function, but the dtypes come from the call
             given = ", ".join(f"{n} is {d}" for n, d in arguments.dtypes.items())
             raise DtypeError(f"{given}: {e.message} ({e.site})", site) from None
         prepared.check_strides(arguments.tensors, site)

@@ -1,5 +1,5 @@
-"""A lane: the memory of all ranks in which the runs of a group follow each other, and how it ends in vain (the poison
-word and the mailbox of a control block), see docs/protocol.md."""
+"""A lane: the memory of all ranks in which the runs of a group follow each other, and how it is aborted (by the poison
+word and the mailbox of a control block). See docs/protocol.md."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True)
 class Report:
-    """What the mailbox of a rank says. `waiter`: the worker that gave up, or HOST; `word`: what it waited for, in bytes
-    from the beginning of its heap; `expected`: at least this; `run`: the run it was in."""
+    """The contents of a rank's mailbox. `waiter`: the worker that gave up, or HOST; `word`: the word it waited for, in
+    bytes from the beginning of its heap; `expected`: the least value it waited for; `run`: the run it was in."""
 
     rank: int
     run: int
@@ -63,16 +63,16 @@ class Report:
 
     def mailbox(self) -> dict[int, int]:
         """The values of the words of the mailbox, by word."""
-        waiter = HOST if self.waiter == HOST else self.waiter + 1  # an empty mailbox is told from one of worker 0
+        waiter = HOST if self.waiter == HOST else self.waiter + 1  # 0 stands for an empty mailbox
         said = waiter, self.word, self.expected, self.observed, self.reason
         return {word.value: value for word, value in zip(MAILBOX, said, strict=True)}
 
 
 class Lane(ABC):
     """The heaps of all ranks as one process sees them (uint8 tensors, at `place`), and programs prepared for them, on
-    devices of `sms` SMs, on nodes of `per_node` ranks; `check`: what is not safe is refused. `tables`: by rank, where
-    all heaps lie, as its kernels take it (int64); `multicast`: the address at which those of the node lie one over the
-    other, for targets that store there."""
+    devices of `sms` SMs, on nodes of `per_node` ranks. `check`: unsafe programs are refused. `tables`: by rank, the
+    addresses of all heaps for its kernels (int64). `multicast`: the address at which a store reaches all heaps of the
+    node, for targets that store there."""
 
     tables: list[torch.Tensor]
     multicast: Any = None
@@ -91,7 +91,7 @@ class Lane(ABC):
         self.prepared: Kept[Any, Prepared] = Kept(KEPT_PROGRAMS)
 
     def prepare(self, arguments: Arguments) -> Prepared:
-        """The program of a call, made once for a schedule, dtypes and sizes."""
+        """The prepared program of a call, made once for a schedule, dtypes and sizes."""
         prepared = self.prepared.get(arguments.key)
         if prepared is None:
             prepared = self.prepare_anew(arguments, self.sms)
@@ -99,11 +99,11 @@ class Lane(ABC):
         return prepared
 
     def prepare_anew(self, arguments: Arguments, sms: int) -> Prepared:
-        """The program of a call, on so many SMs of each device."""
+        """Prepares the program of a call, for `sms` SMs of each device."""
         return prepare(arguments, self.layout.world, sms, self.target, self.per_node, self.check)
 
     def memory(self, rank: int, at: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor on a rank's heap, so many bytes from its beginning."""
+        """A tensor on a rank's heap, `at` bytes from its beginning."""
         size = torch.Size(shape).numel() * dtype.itemsize
         return self.heaps[rank][at : at + size].view(dtype).view(shape)
 
@@ -112,7 +112,7 @@ class Lane(ABC):
         return self.memory(rank, 0, (CONTROL_WORDS + self.layout.world,), torch.int64)
 
     def report(self, rank: int) -> Report | None:
-        """Why the lane ended, as far as a rank knows; None if it goes on."""
+        """The report that ended the lane, as far as a rank knows; None if the lane goes on."""
         name = self.control(rank)[POISON]
         return Report.of(name - 1, self.control(name - 1)) if name else None
 
@@ -126,8 +126,8 @@ class Lane(ABC):
 
     @abstractmethod
     def poison(self, report: Report) -> None:
-        """Ends all waits of the lane, unless somebody was faster."""
+        """Ends all waits of the lane with a report, unless another report was faster."""
 
     @abstractmethod
     def clear(self, rank: int) -> None:
-        """Control words and signals of a rank are as in the beginning."""
+        """Sets the control words and signals of a rank as they are in the beginning."""

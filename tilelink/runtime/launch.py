@@ -43,8 +43,8 @@ class Result:
 
 @dataclass(frozen=True)
 class Record:
-    """What reports need of a run. `signals`: by tensor, bytes from a heap's beginning to its cells, their number;
-    `tables`: memory of the running tables, by what the tile program calls them."""
+    """The data of a run that reports need. `signals`: for each tensor its name, the bytes from a heap's beginning to
+    its cells, and their number. `tables`: memory of the running tables, by their names in the tile program."""
 
     number: int
     label: str
@@ -54,7 +54,7 @@ class Record:
 
     @property
     def routings(self) -> tuple[Routing, ...]:
-        """What the counts of each route were, read back from the device: for who reports of a run that was."""
+        """The counts of each route in this run, read back from the device, for reports about a past run."""
         world, made = self.prepared.sizes.world, []
         for route in self.prepared.program.routes:
             counts = self.tables[running(counts_of(route))].cpu().numpy().reshape(-1, world)
@@ -63,11 +63,11 @@ class Record:
 
     @property
     def counted(self) -> Prepared:
-        """The program with the events that the run had, whose rows the device alone knew before."""
+        """The program with the events of this run. Before the run, only the device knew its rows."""
         return counted(self.prepared, self.routings)
 
     def refusal(self) -> str:
-        """Why the rows of the run were left out, "" if they were not."""
+        """Why the run left out its rows, "" if it did not."""
         parts, program = dict(self.prepared.sizes.parts), self.prepared.program
         each = zip(program.routes, self.routings, strict=True)
         for route, routing in each:
@@ -78,8 +78,8 @@ class Record:
 
 
 class Run:
-    """Run `number` of a lane, in a slot, on one rank. `made`: the results that are not given, which are allocated
-    here. Raises HeapError where the slot is too small."""
+    """Run `number` of a lane, in a slot, on one rank. `made`: the results that the call does not give, allocated here.
+    Raises HeapError if the slot is too small."""
 
     def __init__(
         self, lane: Lane, rank: int, prepared: Prepared, arguments: Arguments, slot: int, number: int
@@ -100,19 +100,19 @@ class Run:
 
     @cached_property
     def same(self) -> dict[str, Any]:
-        """What the ranks of a group have to agree on."""
+        """The values on which the ranks of a group have to agree."""
         return same_call(self.call, self.prepared, self.slot)
 
     @property
     def outputs(self) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """What the call returns."""
+        """The results that the call returns."""
         found = tuple(self.tensors[t.name] for t in self.prepared.program.outputs)
         return found[0] if len(found) == 1 else found
 
     @cached_property
     def tables(self) -> dict[str, torch.Tensor]:
-        """Where the parts of dimensions begin that have several lengths, and memory for the running tables, by what the
-        tile program calls them; on the lane's device. What is in a running table the device alone knows."""
+        """The tables of the kernels on the lane's device, by their names in the tile program: where parts begin that
+        have several lengths, and memory for running tables. Only the device knows the values of a running table."""
         prepared, place = self.prepared, self.lane.place
         launches = (s for s in self.plan if isinstance(s, KernelLaunch))
         of = {p.of: p.kind for step in launches for p in step.kernel.parameters}
@@ -122,7 +122,7 @@ class Run:
         return made | {n: torch.from_numpy(known[n]).to(place) for n in sorted(of) if of[n] == "table"}
 
     def of(self, name: str, peer: int | None = None) -> torch.Tensor:
-        """A tensor of a peer, or of this rank, as kernels know it: that of the caller, or what lies in the slot."""
+        """A tensor of a peer or of this rank, as kernels know it: the caller's tensor, or a tensor in the slot."""
         tensor, rank = self.prepared.program.tensor(name), self.rank if peer is None else peer
         if tensor not in self.prepared.program.on_heap:
             return self.tensors[name]
@@ -132,16 +132,16 @@ class Run:
 
     @cached_property
     def plan(self) -> tuple[Step, ...]:
-        """What the host does, in order; `arguments` are those of its kernels."""
+        """The steps of the host, in order; `arguments` gives the values for its kernels."""
         return self.prepared.plan(self.rank)
 
     def record(self) -> Record:
-        """What is kept of the run."""
+        """The data that is kept of the run."""
         at = tuple((name, self.signals_at(name), cells) for name, _, cells in self.placement.signals)
         return Record(self.number, self.label, self.prepared, at, self.tables)
 
     def data_at(self, tensor: str) -> int:
-        """Where a tensor lies that is in the slot, in bytes from the beginning of a heap."""
+        """Where a tensor in the slot lies, in bytes from the beginning of a heap."""
         return self.lane.layout.data_at(self.slot) + self.placement.data_of(tensor)
 
     def signals_at(self, tensor: str) -> int:
@@ -150,11 +150,11 @@ class Run:
 
     @property
     def label(self) -> str:
-        """What messages call the persistent kernel, and the copies of the copy engine beside it."""
+        """The name of the persistent kernel in messages, and of the copy engine's copies beside it."""
         return self.label_of(self.prepared.lowered.main)
 
     def label_of(self, kernel: Kernel) -> str:
-        """What messages call a kernel."""
+        """The name of a kernel in messages."""
         return f"{kernel.name} run {self.number}"
 
     def arguments(self, kernel: Kernel) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class Run:
         return {p.name: self.value(p) for p in kernel.parameters}
 
     def part_of(self, place: Place) -> tuple[slice, ...]:
-        """Where a region lies in the tensor that its rank has."""
+        """Where a region lies in the tensor of its rank."""
         tensor, sizes = self.prepared.program.tensor(place.tensor), self.prepared.sizes
         spans = list(place.box)
         if tensor.sharded is not None:

@@ -1,7 +1,7 @@
 """The symmetric heap of a lane: control words, then slots, each with a zone for signals and one for data.
 
-All ranks lay it out alike, so an offset of one is an offset of all. Programs and sizes change from run to run, and what
-a slot holds with them; the zone of the signals holds nothing but signals, which are zero between runs.
+All ranks lay it out alike, so an offset of one is an offset of all. Programs and sizes change from run to run, and the
+data of a slot changes with them. The zone for signals holds only signals, which are zero between runs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ assert portable.RANK.value < CONTROL_WORDS, "what bounds the waits reaches into 
 
 
 def heap_in(memory: torch.Tensor) -> torch.Tensor:
-    """A heap with an aligned base in bytes, of which `ALIGNMENT` are too many: NaN of every dtype, so that what nobody
-    wrote shows."""
+    """The heap in `memory`, with an aligned base; `memory` has `ALIGNMENT` bytes more. The heap is filled with NaN of
+    every dtype, so that elements that nobody wrote show."""
     skip = -memory.data_ptr() % ALIGNMENT
     return memory[skip : skip + len(memory) - ALIGNMENT].fill_(0xFF)
 
@@ -74,8 +74,8 @@ class HeapLayout:
 
 
 def place(program: TileProgram, sizes: Sizes, heap: HeapLayout, target: Target = CPU, stage: int = 0) -> Placement:
-    """Lays a run out in a slot, with `stage` bytes for blocks that are on their way to another node. Raises HeapError
-    where it does not fit, with what it needs."""
+    """Lays a run out in a slot, with `stage` bytes for blocks that are on their way to another node. Raises HeapError,
+    with the bytes needed, if it does not fit."""
     placement = placed(program, sizes, word=target.signal_bytes, stage=stage)
     at, signals_end = placement.data_bytes, placement.signal_bytes
     if at > heap.data_bytes or signals_end > heap.signal_bytes:

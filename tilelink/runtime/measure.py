@@ -1,6 +1,6 @@
-"""What one GPU can tell of a machine: rates, tile times, launches, signals and copies, for a description of it.
+"""Measures one GPU for a description of its machine: rates, tile times, launches, signals and copies.
 
-What takes two GPUs (links, remote signals, collectives) stays that of the machine that the description extends. This
+Numbers that take two GPUs (links, remote signals, collectives) come from the machine that the description extends. This
 has not run on a GPU yet: compiled only.
 """
 
@@ -22,19 +22,19 @@ REPEATS = 20
 COPIES = tuple(8192 << k for k in range(0, 15, 2))
 FENCES = 1000
 CACHED, BLOCK = 6 << 20, 4096
-"""Words that L2 holds, 24 MiB of them; and how many a program reads at once."""
+"""Words that L2 holds (24 MiB), and the words that a program reads at once."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Numbers by their path in a description, each with how it was measured; `gpu`: its name."""
+    """Numbers by their path in a description, each with how it was measured; `gpu`: the name of the GPU."""
 
     gpu: str
     numbers: dict[str, tuple[float, str]]
 
 
 def measure() -> Measured:
-    """Measures this machine's first GPU, in about a minute. Raises DeviceError where there is none."""
+    """Measures this machine's first GPU, in about a minute. Raises DeviceError without a GPU."""
     if not torch.cuda.is_available():
         raise DeviceError(
             "tilelink machine measure needs a GPU, and torch finds none here; tilelink doctor says what is missing. "
@@ -67,7 +67,7 @@ def measure() -> Measured:
 
 
 def description(measured: Measured, extends: str) -> str:
-    """A machine description of what was measured; what a description has no place for stands in comments."""
+    """A machine description of the measured numbers; comments have the numbers without a place in a description."""
     lines = [f'extends = "{extends}"', f'title = "{measured.gpu}, measured"', ""]
     for path, (value, how) in measured.numbers.items():
         lines.append(f'{path} = {{ value = {value:.6g}, source = "measured on {measured.gpu}: {how}" }}')
@@ -75,7 +75,7 @@ def description(measured: Measured, extends: str) -> str:
 
 
 def _us(action: Callable[[], object], repeats: int = REPEATS) -> float:
-    """Microseconds of an action on the device, the median of runs after two to warm up. The host is ahead."""
+    """Microseconds of an action on the device: the median of runs after two to warm up. The host enqueues ahead."""
     return float(np.median([device_us(action) for _ in range(repeats + 2)][2:]))
 
 
@@ -85,8 +85,8 @@ def _matmul(size: int) -> Callable[[], object]:
 
 
 def _tiles(sms: int) -> tuple[float, float, float]:
-    """TFLOP/s of the main loop of tiles on all SMs; microseconds of a tile beside it; how many waves one tile more than
-    there are SMs takes."""
+    """TFLOP/s of the main loop of tiles on all SMs; microseconds of a tile outside its main loop; the time of one tile
+    more than there are SMs, in waves."""
     m, n, step = TILE
 
     def run(tiles: int, k: int) -> float:
@@ -116,8 +116,8 @@ def _l2_total(sms: int) -> float:
 
 
 def _launch(count: int = 200) -> float:
-    """Microseconds of an empty kernel behind another one: of a graph of them, since Python launches more slowly than
-    the device."""
+    """Microseconds of an empty kernel behind another one. A graph launches them, because Python launches more slowly
+    than the device."""
     word = torch.zeros(1, device="cuda", dtype=torch.int32)
 
     def launches() -> None:
@@ -128,7 +128,7 @@ def _launch(count: int = 200) -> float:
 
 
 def _notification(scope: str) -> float:
-    """Microseconds of an atomic with acquire and release at a scope, one after the other."""
+    """Microseconds of an atomic with acquire and release at a scope, in a row of such atomics."""
     word = torch.zeros(1, device="cuda", dtype=torch.int32)
     return _us(lambda: notify[(1,)](word, FENCES, scope, num_warps=1)) / FENCES
 

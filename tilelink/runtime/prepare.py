@@ -1,6 +1,6 @@
-"""Everything that is made once for a program, schedule, dtypes and sizes, before the first launch: bound, lowered,
-loaded. Where the structure of the program does not show that a run is safe, it is unrolled (which checks regions, ranks
-and signal counts) and checked, unless TILELINK_CHECK=0 says not to."""
+"""Prepares a program once for a schedule, dtypes and sizes, before the first launch: it is bound, lowered and loaded.
+If the structure of the program does not show that a run is safe, the program is unrolled (which checks regions, ranks
+and signal counts) and checked, unless TILELINK_CHECK=0 is set."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from tilelink.programs.given import Call
 from tilelink.runtime.arguments import Arguments
 
 KEPT_PROGRAMS = 128
-"""So many prepared programs are kept by a lane: those that were called last. One of 8192 rows on 8 ranks is 4 MB
-where its events were asked for."""
+"""The number of prepared programs that a lane keeps: the ones called last. One of 8192 rows on 8 ranks takes 4 MB if
+its events were asked for."""
 FARTHEST = 2**31 - 1
-"""Elements from the corner of a block to its end, which kernels count in 32 bits."""
+"""The most elements from the corner of a block to its end; kernels count them in 32 bits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,13 +60,13 @@ class Prepared:
 
     @cached_property
     def events(self) -> Events:
-        """What every worker of every rank does: unrolled when it is asked for. Raises what the unrolling does."""
+        """The events of every worker of every rank, unrolled on demand. Raises the errors of unrolling."""
         return unroll(self.program, self.sizes, sms=self.sms)
 
     @cached_property
     def every_engine(self) -> Events | None:
-        """What roles on copy engines do on all ranks, where unrolling them may refuse a tile, on every rank alike; None
-        where the structure shows that it does not."""
+        """Events with all roles on copy engines of all ranks, if unrolling them may refuse a tile, so that every rank
+        refuses it alike; None if the structure shows that it does not."""
         if why_not_structural(self.program, self.sizes):
             return self.events
         if engines_are_structural(self.program):
@@ -75,16 +75,16 @@ class Prepared:
 
     @cached_property
     def report(self) -> Report:
-        """What the check finds."""
+        """The findings of the check."""
         return check_events(self.events)
 
     @property
     def stage_bytes(self) -> int:
-        """Memory on the heap for what workers send to other nodes from registers."""
+        """Bytes on the heap for the blocks that workers send to other nodes from registers."""
         return self.workers * self.lowered.stage_bytes
 
     def plan(self, rank: int) -> tuple[Step, ...]:
-        """What the host of a rank does for a run."""
+        """The steps of a rank's host for a run."""
 
         def events() -> Events:
             every = self.every_engine
@@ -97,7 +97,7 @@ class Prepared:
         return self.plans[rank]
 
     def check_strides(self, tensors: Mapping[str, torch.Tensor], site: Site) -> None:
-        """Raises StrideError where a block would reach farther than its kernel counts."""
+        """Raises StrideError if a block would reach farther than its kernel can count."""
         for name, block in blocks_of_callers(self.program):
             if name in tensors:
                 strides = tensors[name].stride()
@@ -112,15 +112,15 @@ class Prepared:
 
 @kept(8)
 def counted(prepared: Prepared, routings: tuple[Routing, ...]) -> Prepared:
-    """A prepared program where it is known how many rows of each route go where."""
+    """A prepared program for routings: it knows how many rows of each route go where."""
     sizes = prepared.sizes.counted(prepared.program.routes, routings)
     return replace(prepared, sizes=sizes, plans={}) if routings else prepared
 
 
 @kept()
 def engines_are_structural(program: TileProgram) -> bool:
-    """Whether no tile on a copy engine can have two peers or give a signal that others give, at any sizes, where the
-    structure shows that a run is safe: it copies from or to its own rank, and a cell of its signals is one tile."""
+    """Whether no tile on a copy engine can have two peers or share its signal with another tile, at any sizes. The
+    structure must show that a run is safe: a tile copies from or to its own rank, and a cell of signals is one tile."""
 
     def one_peer(role: Role) -> bool:
         views = {v for s in walk(role.body) for v in s.touched}
@@ -134,7 +134,7 @@ def engines_are_structural(program: TileProgram) -> bool:
 
 @kept()
 def blocks_of_callers(program: TileProgram) -> frozenset[tuple[str, tuple[int, ...]]]:
-    """Shapes of the blocks in which kernels touch the tensors of a caller."""
+    """The tensors of a caller, with the shapes of the blocks in which kernels touch them."""
     own = {t.name for t in program.tensors} - {t.name for t in program.on_heap}
     roles = [(role, own) for role in program.in_kernel]
     roles += [(role, set(program.published)) for role in publishing_roles(program)]
@@ -147,10 +147,10 @@ def blocks_of_callers(program: TileProgram) -> frozenset[tuple[str, tuple[int, .
 def prepare(
     arguments: Arguments, world: int, sms: int, target: Target, per_node: int | None = None, check: bool = True
 ) -> Prepared:
-    """The prepared program for a call, on nodes of `per_node` ranks (on one node where that is not given), on devices
-    of `sms` SMs that are the target. A schedule taken by its name (or by default) is fitted to the sizes and the
-    target, a schedule that is given is taken as it is. Raises the errors of the frontend and of the unrolling, and,
-    unless `check` says not to, UnsafeProgramError, BudgetError and those of `check_results`."""
+    """The prepared program for a call, on nodes of `per_node` ranks (all ranks by default), for a target with `sms` SMs
+    a device. A schedule taken by its name (or by default) is fitted to the sizes and the target; a `Schedule` object is
+    used unchanged. Raises the errors of the frontend and of unrolling; with `check`, also UnsafeProgramError,
+    BudgetError and the errors of `check_results`."""
     call, schedule = arguments.call, arguments.call.schedule
     if not isinstance(schedule, Schedule):
         schedule = call.program.fit(
@@ -177,12 +177,12 @@ def prepare(
     if because and budget is not None:
         prepared.report.raise_if_unsafe()
     elif program.on_engine or (because and estimated(program, sizes, sms=sms) <= BUDGET):
-        _ = prepared.every_engine  # what the unrolling refuses is refused now
+        _ = prepared.every_engine  # unrolling raises its errors now, not at a launch
     return prepared
 
 
 def _budget() -> int:
-    """How many events a check before a call may unroll. Raises ArgumentError."""
+    """The most events that a check before a call may unroll. Raises ArgumentError."""
     said = os.environ.get("TILELINK_CHECK_BUDGET", str(BUDGET))
     if not said.isdecimal():
         raise ArgumentError(
@@ -193,14 +193,14 @@ def _budget() -> int:
 
 @kept()
 def check_results(program: TileProgram) -> None:
-    """Raises ArgumentError for a tensor of the call that no tile touches, and where no tile stores to any: a call would
-    return without a result, and leave what it was given for one as it was."""
+    """Raises ArgumentError for a tensor of the call that no tile touches, and if no tile stores to any tensor: the call
+    would return no result, and leave a result that it was given unchanged."""
     for found in without_result(program):
         raise ArgumentError(f"{found.what}; {found.remedy}", program.site)
 
 
 def same_call(call: Call, prepared: Prepared, slot: int) -> dict[str, Any]:
-    """What the ranks of a group have to agree on in a call."""
+    """The values of a call on which the ranks of a group have to agree."""
     return {
         "program": f"{call.program.name} of {call.program.file}",
         "sizes": dict(prepared.sizes.dims) | prepared.sizes.said,
@@ -213,7 +213,7 @@ def same_call(call: Call, prepared: Prepared, slot: int) -> dict[str, Any]:
 
 @kept()
 def _same_program(program: TileProgram) -> dict[str, Any]:
-    """What ranks have to agree on of a tile program."""
+    """The values of a tile program on which ranks have to agree."""
     return {
         "dtypes": {t.name: t.dtype for t in program.tensors},
         "schedule": {r.name: str(r.resource) for r in program.roles},

@@ -1,4 +1,4 @@
-"""One process a rank: a lane of the processes of a `torch.distributed` group, whatever memory they share.
+"""One process a rank: a lane of the processes of a `torch.distributed` group, on CPUs or GPUs.
 
     dist.init_process_group("gloo")  # under torchrun
     group = tilelink.group()
@@ -54,16 +54,16 @@ def group(
     stuck_timeout: float = DEFAULT_STUCK,
     per_node: int | None = None,
 ) -> ProcessGroup:
-    """The calling process's rank in a lane of all processes of a `torch.distributed` group, by default of all there
-    are. Collective: all of them call it, with the same options. Several lanes may exist, of one group or of several; a
-    process that has more than one calls programs on them in an order that does not make ranks wait in a circle.
+    """Makes a lane of all processes of a `torch.distributed` group (all processes by default), and returns the calling
+    process's rank in it. Collective: all of them call it with the same options. One group or several may have several
+    lanes. A process in more than one lane must call programs in an order that does not make ranks wait in a circle.
 
-    `device`: where the ranks are; by default each on its current CUDA device, where the group has a backend for them
-    other than gloo and this process sees one, and else on the CPU. `heap_bytes`, `slots`, `signal_bytes`: as in
-    `CpuWorld`. `reserved`: SMs that are left to others, on CUDA devices; by default those of NCCL, where the group has
-    it (`sms_of_nccl`), else 0. `sms`, `seed`, `per_node`, on the CPU: as in `CpuWorld`.
-    `enter_timeout`, `stuck_timeout`: seconds, see `Bounds`. Raises WorldError, RankError, DeviceError, HeapError,
-    SymmetricMemoryError, NvshmemError, RankMismatchError; on every rank, if one does.
+    `device`: where the ranks are. By default each is on its current CUDA device, if this process sees one and the group
+    has a backend other than gloo for it, else on the CPU. `heap_bytes`, `slots`, `signal_bytes`: as in `CpuWorld`.
+    `reserved`: SMs that are left to others, on CUDA devices; by default the SMs of NCCL, if the group has it
+    (`sms_of_nccl`), else 0. `sms`, `seed`, on the CPU, and `per_node`: as in `CpuWorld`. `enter_timeout`,
+    `stuck_timeout`: seconds, see `Bounds`. Raises, on every rank if one does, WorldError, RankError, DeviceError,
+    HeapError, SymmetricMemoryError, NvshmemError, RankMismatchError.
     """
     site = Site.of_user()
     members = _members(process_group, site)
@@ -105,7 +105,7 @@ def group(
 
 
 def _members(process_group: dist.ProcessGroup | None, site: Site) -> dist.ProcessGroup:
-    """The processes of a lane, by default all there are. Raises WorldError and RankError."""
+    """The processes of a lane, all processes by default. Raises WorldError and RankError."""
     if not dist.is_available() or not dist.is_initialized():
         call = 'call torch.distributed.init_process_group("gloo")'
         raise errors.WorldError(f"there are no processes to group: {call}", site)
@@ -121,26 +121,26 @@ def backends_of(members: dist.ProcessGroup) -> dict[str, str]:
 
 
 def device_of(members: dist.ProcessGroup) -> Literal["cpu", "cuda"]:
-    """Where the ranks of a group are, where nobody says. A group made as "gloo" has it for CUDA tensors, too."""
+    """The default device of a group's ranks. A group made as "gloo" has gloo for CUDA tensors, too."""
     return "cuda" if backends_of(members).get("cuda", "gloo") != "gloo" and torch.cuda.is_available() else "cpu"
 
 
 def reserved_by_default(members: dist.ProcessGroup) -> int:
-    """SMs that a lane on GPUs leaves to others, where nobody says: those of NCCL, if the group has it."""
+    """The SMs that a lane on GPUs leaves to others by default: as many as NCCL takes, if the group has it, else 0."""
     return sms_of_nccl() if backends_of(members).get("cuda") == "nccl" else 0
 
 
 def sms_of_nccl() -> int:
-    """SMs that a collective of NCCL takes: a block of it fills one. NCCL_MAX_CTAS or NCCL_MAX_NCHANNELS, where set."""
+    """The SMs that a collective of NCCL takes, one a block: the lesser of NCCL_MAX_CTAS and NCCL_MAX_NCHANNELS."""
     said = (os.environ.get(name, "") for name in ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS"))
     return min([int(n) for n in said if n.isdecimal() and int(n)], default=NCCL_SMS)
 
 
 class ProcessGroup(Group):
-    """A rank that is a process of its own: what its host and those of its peers do together. See `group`.
+    """A rank that is one process: the work that its host does together with the hosts of its peers. See `group`.
 
-    Calls are compared before anything is launched, through a board in shared memory; a rank that dies, fails or stays
-    away is named by all others.
+    Calls are compared before anything is launched, through a board. If a rank dies, fails or never enters, every other
+    rank reports its number.
     """
 
     def __init__(self, process_group: dist.ProcessGroup, lane: Lane, bounds: Bounds) -> None:
@@ -153,29 +153,29 @@ class ProcessGroup(Group):
         weakref.finalize(self, _end, os.getpid(), self.board, self.processes)
 
     def make_board(self, process_group: dist.ProcessGroup) -> Any:
-        """Where the hosts of all ranks tell each other what they do. Collective."""
+        """Makes the board on which the hosts of all ranks tell each other what they do. Collective."""
         return Board(share(process_group, ROW_BYTES), dist.get_rank(process_group))
 
     def watched(self, process_group: dist.ProcessGroup) -> Processes:
-        """The processes of all ranks. Collective."""
+        """Watches the processes of all ranks. Collective."""
         pids = gathered(process_group, os.getpid())
         watch = " can't watch the processes of its peers"
         return together(process_group, watch, lambda: Processes(pids), refused=(OSError,))
 
     def progress(self) -> list[int]:
-        """How far all ranks are, as far as this rank was told."""
+        """The progress of all ranks, as far as this rank was told."""
         return self.lane.control(self.rank)[CONTROL_WORDS : CONTROL_WORDS + self.world]
 
     def report(self) -> Report | None:
-        """Why the lane is poisoned; None if this rank knows nothing of that."""
+        """The report that poisoned the lane; None if this rank knows of none."""
         return self.lane.report(self.rank)
 
     # ---- a call
 
     def make(self, call: Call) -> Run:
         """As `Group.make`. Raises StuckError, NeverEnteredError, RankDiedError and RankFailedError on every rank that
-        takes part; then the lane can be used again after a `reset`. Raises RankMismatchError on every rank, and
-        RankFailedError where a peer could not make the call; then nothing was launched, and the lane goes on."""
+        takes part; the lane then needs a `reset`. Raises RankMismatchError on every rank, and RankFailedError if a peer
+        could not make the call; then nothing was launched, and the lane goes on."""
         self.site = Site.of_user()
         self.raise_if_poisoned()
         before = self.calls
@@ -202,17 +202,17 @@ class ProcessGroup(Group):
             raise errors.RankMismatchError(difference, site)
 
     def _post(self, call: dict[str, Any]) -> int:
-        """Tells the others what this rank calls; the number of the call."""
+        """Tells the other ranks what this rank calls; returns the number of the call."""
         number, self.calls = self.calls, self.calls + 1
         self.board.post(Post.of(number, call))
         return number
 
     def _check_call(self, number: int, still: Stillness) -> None:
-        """Raises where not all ranks will make the call."""
+        """Raises if some rank will not make the call."""
         self.raise_if_poisoned()
         missing = [r for r in range(self.world) if not self.board.posted(r, number)]
         for rank in missing:
-            if self.board.ended(rank) and not self.board.posted(rank, number):  # it may have done both meanwhile
+            if self.board.ended(rank) and not self.board.posted(rank, number):  # it may have posted, then ended
                 raise errors.RankMismatchError(
                     f"call {number} of this group: rank {rank} has ended ({self._calls()}); the ranks of a group make "
                     "the same calls",
@@ -223,8 +223,8 @@ class ProcessGroup(Group):
             self.give_up(self.late(missing[0], self.runs))
 
     def timeline(self) -> Timeline:
-        """Of the last run that was called with `timed=True`, the same on every rank; collective. On GPUs, each of which
-        has a clock of its own, the clocks are set by the signals. Raises WorldError."""
+        """The timeline of the last run that was called with `timed=True`, the same on every rank. Collective. Every GPU
+        has its own clock; the signals align these clocks. Raises WorldError."""
         self.synchronize()
         mine = self.timed
         recorded = enumerate(gathered(self.members, None if mine is None else mine.stamps.cpu()))
@@ -242,12 +242,12 @@ class ProcessGroup(Group):
             )
 
     def late(self, rank: int, run: int) -> Report:
-        """What the host reports of a rank that does not come to a run."""
+        """The host's report about a rank that does not come to a run."""
         word = 8 * (CONTROL_WORDS + rank)
         return Report(self.rank, run, HOST, word, entered(run), self.progress()[rank], Reason.NEVER_ENTERED)
 
     def give_up(self, report: Report, here: Iterable[str] = ()) -> None:
-        """Poisons the lane, and raises what all ranks raise."""
+        """Poisons the lane, and raises the error that all ranks raise."""
         self.lane.poison(report)
         self.raise_if_poisoned(here)
 
@@ -257,7 +257,7 @@ class ProcessGroup(Group):
         self.lane.poison(Report(self.rank, run, HOST, 0, 0, 0, Reason.FAILED))
 
     def raise_if_poisoned(self, here: Iterable[str] = ()) -> None:
-        """Raises what the report of the lane says. `here`: lines about the workers of this rank."""
+        """Raises the error in the report of the lane, if there is one. `here`: lines about the workers of this rank."""
         report = self.report()
         if report is None:
             return
@@ -274,12 +274,12 @@ class ProcessGroup(Group):
         raise errors.StuckError("\n  ".join([head, *lines]), self.site)
 
     def _calls(self) -> str:
-        """How many calls the ranks have made of this group."""
+        """The number of calls that each rank of this group has made, as a text."""
         numbers = [self.board.calls(r) for r in range(self.world)]
         return ", ".join(f"rank {r} made {n} call{'s' * (n != 1)}" for r, n in enumerate(numbers))
 
     def reset(self) -> None:
-        """Collective: the lane is as new, whatever ended it. Raises RankDiedError, NeverEnteredError."""
+        """Collective: makes the lane usable again, whatever ended it. Raises RankDiedError, NeverEnteredError."""
         self.site = Site.of_user()
         self._meet()
         self.lane.clear(self.rank)
@@ -289,7 +289,7 @@ class ProcessGroup(Group):
         self._meet()
 
     def _meet(self) -> None:
-        """Until all ranks are here."""
+        """Waits until all ranks are here."""
         self.phase += 1
         self.board.enter_phase(self.phase)
         still = Stillness(self.board.heartbeats)
@@ -306,7 +306,7 @@ class ProcessGroup(Group):
 
 
 def _end(pid: int, board: Any, processes: Processes) -> None:
-    """When a group is let go, or its process ends in order: the other ranks need not wait. Not in a fork of it."""
+    """Tells the other ranks not to wait, when a group is dropped or its process ends in order; not in a fork of it."""
     if os.getpid() == pid:
         board.end()
         processes.close()

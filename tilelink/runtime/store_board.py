@@ -1,4 +1,4 @@
-"""What the hosts of a group tell each other where they share no memory: the board of `board.py`, in torch's store."""
+"""The board of a group whose hosts share no memory: it is `board.py` in torch's store."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ NOTHING = -1
 
 
 class StoreBoard:
-    """As `Board`, method by method. There are no counts of memory operations: nobody waits on the host while kernels of
-    others move. `store`: of the lane, which no other lane uses."""
+    """Has the methods of `Board`. It does not count memory operations, because no host waits while kernels of others
+    move. `store`: the store of this lane, which no other lane uses."""
 
     def __init__(self, store: Any, rank: int, world: int) -> None:
         self.store, self.rank, self.world = store, rank, world
@@ -53,7 +53,7 @@ class StoreBoard:
         return self._get("note", rank)
 
     def end(self) -> None:
-        """This rank makes no more calls. The store may be gone when a process ends."""
+        """Says that this rank makes no more calls. The store may be gone when a process ends."""
         with suppress(RuntimeError):
             self._set("ended", "1")
 

@@ -1,5 +1,5 @@
-"""Names for a deadlock (which rank, role and tile waits for which view, what was expected and what is there), for the
-sides of a data race (the role, the tile and the line of the tile function that did it), and for what kernels raise."""
+"""Describes in the words of a program: a deadlock (which rank, role and tile waits for which view, the expected and the
+observed value), the sides of a data race (role, tile and line of the tile function), and the exceptions of kernels."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tilelink.runtime.trace import CONTROL, SIGNALS, global_box
 
 SHOWN, SHOWN_TILES = 20, 4
 Launched = Mapping[tuple[int, str], Prepared]
-"""What was launched: by rank, and what messages call the launch."""
+"""The programs that were launched, by rank and by the launch's name in messages."""
 
 
 def explain(deadlock: DeadlockError, launched: Launched, runs: Sequence[int] = ()) -> str:
-    """The message of a deadlock in the words of the programs that are stuck. `runs`: how many each rank launched."""
+    """The message of a deadlock, in the words of the stuck programs. `runs`: how many runs each rank launched."""
     lines = ["no rank can go on:"]
     entries = [_program(s, launched.get((s.rank, s.launch))) for s in deadlock.stuck]
     lines += [f"  {line}" for line in folded(entries, SHOWN)]
@@ -45,8 +45,8 @@ def explain(deadlock: DeadlockError, launched: Launched, runs: Sequence[int] = (
 
 
 def told_of(error: KernelError, launched: Launched) -> TileLinkError:
-    """What a kernel raised, in the words of the program: at a line of a tile function; and of an integer that picks
-    rows, and is the number of none."""
+    """The error of a kernel in the words of the program, at a line of a tile function; RowIndexError for an integer
+    that picks a row out of range."""
     failed, prepared = error.__cause__, launched.get((error.rank, error.launch))
     if prepared is None:
         return error
@@ -62,14 +62,14 @@ def told_of(error: KernelError, launched: Launched) -> TileLinkError:
 
 
 def _lines_above(site: Site | None) -> Iterator[str]:
-    """What a line of a kernel was made of, and the lines that called it: the last comment above each."""
+    """Yields the source of a kernel's line, then of the lines that called it: the last comment above each line."""
     for place in (site, *site.callers) if isinstance(site, KernelSite) else ():
         above = (line.strip() for line in reversed(linecache.getlines(place.file)[: place.line]))
         yield from islice((line.removeprefix("# ") for line in above if line.startswith("# ")), 1)
 
 
 def lines_of(deadlock: DeadlockError, launched: Launched) -> tuple[str, ...]:
-    """The lines that are stuck: those of tile functions, where a tile waits, else those of kernels."""
+    """The lines that are stuck: lines of tile functions where a tile waits, else lines of kernels."""
     sites: dict[Site, None] = {}
     for stuck in deadlock.stuck:
         prepared = launched.get((stuck.rank, stuck.launch))
@@ -83,7 +83,7 @@ def lines_of(deadlock: DeadlockError, launched: Launched) -> tuple[str, ...]:
 
 
 def first_wait(deadlock: DeadlockError, run: Record, reason: Reason) -> Report:
-    """What a rank reports of its workers that can't go on: one that waits for a signal rather than for a rank."""
+    """A rank's report about one worker that can't go on, if possible one that waits for a signal, not for a rank."""
     prepared = run.counted
     programs = [replace(s, waits=_signals(s.waits)) for s in deadlock.stuck]
     every = [(s, w) for s in programs for w in s.waits]
@@ -128,7 +128,7 @@ def _program(stuck: StuckProgram, prepared: Prepared | None) -> Entry:
 
 
 def _signals(waits: Iterable[Poll]) -> tuple[Poll, ...]:
-    """What is polled, the words of one signal added up."""
+    """The polls, with the words of one signal added up."""
     found: dict[tuple[str, int, int], Poll] = {}
     for w in waits:
         key = w.region, w.region_rank, w.index[0]
@@ -137,7 +137,7 @@ def _signals(waits: Iterable[Poll]) -> tuple[Poll, ...]:
 
 
 def _unstarted(unstarted: UnstartedPrograms, prepared: Prepared | None) -> str:
-    """A rank's launches run one after the other: of the one that runs, some workers have started."""
+    """The line about unstarted programs. A rank's launches run in order: in the running one, some workers have started."""
     first, last = unstarted.programs[0], unstarted.programs[-1]
     if prepared is not None and first >= prepared.events.kernel_workers:
         agent = prepared.events.worker_name(first)
@@ -154,18 +154,18 @@ def _unstarted(unstarted: UnstartedPrograms, prepared: Prepared | None) -> str:
 
 
 def _short(poll: Poll, prepared: Prepared) -> bool:
-    """Whether a signal that a drain polls has not come in full."""
+    """Whether a polled signal has fewer notifications than it gets in the run; control words always count as such."""
     return poll.region == CONTROL or int(poll.observed) < _due(poll, prepared)
 
 
 def _due(poll: Poll, prepared: Prepared) -> int:
-    """How often a signal is given in the run."""
+    """How many notifications a signal gets in the run."""
     signals = prepared.program.signals_of(poll.region.removeprefix(SIGNALS))
     return int(np.asarray(expected_counts(signals, prepared.sizes))[poll.region_rank, poll.index[0]])
 
 
 def _tile_wait(rank: int, worker: int, poll: Poll, prepared: Prepared) -> int | None:
-    """The event of a worker's wait that is not fulfilled; None if all are, so that it is leaving the run."""
+    """The event of a worker's wait that is not fulfilled; None if all are, because the worker is leaving the run."""
     events = prepared.events
     name = poll.region.removeprefix(SIGNALS)
     tensor = next(k for k, t in enumerate(prepared.program.tensors) if t.name == name)
@@ -176,7 +176,7 @@ def _tile_wait(rank: int, worker: int, poll: Poll, prepared: Prepared) -> int | 
 
 
 def _poll(rank: int, worker: int, poll: Poll, prepared: Prepared) -> tuple[str, str, str]:
-    """The role whose tile waits ("" where none does), in which way it is stuck, and all of it in words."""
+    """The role whose tile waits ("" if none does), the way in which it is stuck, and the whole text."""
     program, events = prepared.program, prepared.events
     if poll.region == CONTROL:
         done = int(poll.observed)
@@ -218,7 +218,7 @@ def with_tiles(races: Sequence[Race], launched: Launched) -> list[Race]:
 
 
 def _named(party: Party, events: Events) -> Party:
-    """A party with the tiles of its worker that touch these elements so; between two runs, none does."""
+    """A party with the tiles of its worker that touch its elements in the same way; between two runs, no tile does."""
     mine = events.of_worker(party.rank, party.program)
     mine = mine[_touches(party, events, mine)]
     found: dict[tuple[int, int], list[int]] = {}
@@ -234,7 +234,7 @@ def _named(party: Party, events: Events) -> Party:
 
 
 def _touches(party: Party, events: Events, mine: np.ndarray) -> np.ndarray:
-    """Which of these events access the elements of a party as it does: none where its region is no tensor, such as the
+    """Which of these events access the elements of a party as it does: none if its region is not a tensor, such as the
     times of a run."""
     name = party.region.removeprefix(SIGNALS)
     tensor = next((k for k, t in enumerate(events.program.tensors) if t.name == name), None)

@@ -1,7 +1,7 @@
-"""Times that workers record: when tiles and waits begin and end, read back and made a timeline.
+"""Reads back the times that workers record, when tiles and waits begin and end, and makes a timeline of them.
 
-A call with `timed=True` runs a kernel that records them; other kernels hold nothing of it. A record is two words, what
-and when (tilelink/backend/targets/shared.py), one behind the other for each worker.
+A call with `timed=True` runs a kernel that records them; other kernels have no code for that. A record is two words, an
+event and a time (tilelink/backend/targets/shared.py). The records of a worker lie in a row.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tilelink.runtime.prepare import Prepared
 
 @dataclass(frozen=True)
 class TimedRun:
-    """What the workers of a rank recorded in its last timed run: int64 of workers x records x 2."""
+    """The records of a rank's workers in its last timed run. `stamps`: int64, workers x records x 2."""
 
     prepared: Prepared
     rank: int
@@ -32,13 +32,13 @@ class TimedRun:
 
 
 def stamps_shape(events: Events) -> tuple[int, int, int]:
-    """Of the records of a rank: workers, records of the busiest one on any rank, 2."""
+    """The shape of a rank's records: workers, records of the busiest worker on any rank, 2."""
     most = max((len(r) for rank in range(events.sizes.world) for r in _expected(events, rank)), default=0)
     return events.kernel_workers, max(1, most), 2
 
 
 def _expected(events: Events, rank: int) -> list[list[int]]:
-    """What each worker of a rank records, in order. It goes through all its tiles, also those that are not there."""
+    """The events that each worker of a rank records, in order. A worker goes through all its tiles, also empty ones."""
     mine = (events.rank == rank) & (events.op == WAIT)
     waits = Counter(zip(events.role[mine].tolist(), events.tile[mine].tolist(), strict=True))
     found: list[list[int]] = [[] for _ in range(events.kernel_workers)]
@@ -49,7 +49,7 @@ def _expected(events: Events, rank: int) -> list[list[int]]:
 
 
 def _work(events: Events) -> Iterator[tuple[int, int, int]]:
-    """(worker, role, tile) of all tiles of a rank, those of a worker in the order in which it does them."""
+    """Yields (worker, role, tile) of all tiles of a rank; tiles of a worker come in the order in which it does them."""
     at = places(events.program, events.sizes)
     order: list[tuple[int, int, int, int, int]] = []
     for number, role in enumerate(events.program.roles):
@@ -63,9 +63,9 @@ def _work(events: Events) -> Iterator[tuple[int, int, int]]:
 
 
 def timeline_of(runs: Sequence[TimedRun | None], *, clocks: Literal["one", "each"] = "one") -> Timeline:
-    """The timeline of a run that all ranks timed: in microseconds on GPUs; on a CPU by the order of the records.
-    `clocks`: "each" where every rank has its own; they are set so that signals take as long one way as the other, at
-    the least. Raises WorldError where a rank has no timed run, TraceMismatchError where one did another program's."""
+    """The timeline of a run that all ranks timed: in microseconds on GPUs, by the order of the records on a CPU.
+    `clocks`: "each" if every rank has its own clock; they are then set so that the fastest signal between two ranks
+    takes equally long both ways. Raises WorldError if a rank has no timed run, TraceMismatchError for other records."""
     timed = [run for run in runs if run is not None]
     missing = ", ".join(str(rank) for rank, run in enumerate(runs) if run is None)
     if missing or not timed:
@@ -113,8 +113,8 @@ def _read(events: Events, run: TimedRun, waits: np.ndarray, tiles: np.ndarray, w
 
 
 def _givers(events: Events, waits: np.ndarray, stop: np.ndarray) -> list[int | None]:
-    """For each wait the tile that ended last of those that give its signal. A signal is the last that a tile does, or
-    nearly; a copy engine's is given by none."""
+    """For each wait, the tile that ended last among the tiles that notify its signal; None if only copy engines do. A
+    tile notifies as its last step, or nearly."""
     given = np.flatnonzero((events.op == NOTIFY) & (events.worker < events.kernel_workers))
     given = given[np.lexsort((-given, stop[events.tile_at[given]]))]
     last = dict(zip(events.words(given).tolist(), events.tile_at[given].tolist(), strict=True))
@@ -124,9 +124,9 @@ def _givers(events: Events, waits: np.ndarray, stop: np.ndarray) -> list[int | N
 def _ahead(
     events: Events, waits: np.ndarray, givers: Sequence[int | None], sent: np.ndarray, woken: np.ndarray
 ) -> np.ndarray:
-    """By how much the clock of each rank is ahead of that of rank 0, as far as signals tell: between two ranks the
-    shortest way of a signal is as long in one direction as in the other. Ranks are set one after the other, each by
-    those before it."""
+    """How far the clock of each rank is ahead of rank 0's clock, according to signals: the fastest signal between two
+    ranks is taken to be as fast in one direction as in the other. Ranks are set one after the other, each by a rank
+    before it."""
     shortest: dict[tuple[int, int], int] = {}
     for k, giver, end in zip(waits.tolist(), givers, woken.tolist(), strict=True):
         if giver is not None:
@@ -145,7 +145,7 @@ def _ahead(
 
 
 def _transfers(events: Events, times: np.ndarray) -> Iterator[Transfer]:
-    """Bytes between ranks. When they moved inside of their tile is not recorded: they are spread over it."""
+    """Yields transfers between ranks. Their times inside a tile are not recorded, so they are spread over the tile."""
     of_events = times[events.tile_at]
     away = ((events.op == READ) | (events.op == WRITE)) & (events.home != events.rank) & ~np.isnan(of_events[:, 0])
     for k in np.flatnonzero(away).tolist():

@@ -1,7 +1,7 @@
-"""What a lowered kernel did, held against what the unrolled program says: so one source does not become two.
+"""Compares the operations of a lowered kernel with the events of the unrolled program, so that they can't drift apart.
 
-Every read, write, notification and wait of every worker has to be one of its events, in order; what lies between two
-synchronisations of a worker may be done in any order and in any number of pieces. Aligned so, each operation
+Every read, write, notification and wait of every worker has to be one of its events, in order. Accesses between two
+synchronisations of a worker may come in any order and in any number of pieces. In this alignment, each operation
 belongs to a tile, which gives the timeline of a run.
 """
 
@@ -22,7 +22,7 @@ from tilelink.errors import TraceMismatchError
 from tilelink.frontend.expressions import parts_of
 
 SIGNALS, CONTROL = "signals of ", "control words"
-"""What regions of memory are called beside tensors, whose names have no spaces."""
+"""Names of memory regions that are not tensors; names of tensors have no spaces."""
 _STRONGER = {"gpu": ("gpu", "sys"), "sys": ("sys",)}
 
 
@@ -57,22 +57,22 @@ def align(events: Events, operations: Iterable[Operation], name: str) -> Trace:
 
 
 def _beside(name: str, kernel: str) -> str:
-    """What launches of another kernel of a run are called, where those of the persistent one are called `name`."""
+    """The name of another kernel's launch in the run whose persistent kernel has the launch `name`."""
     program, _, run = name.partition(" ")
     return f"{program}_{kernel} {run}"
 
 
 def _check_progress(events: Events, words: Iterable[Operation]) -> None:
-    """Every rank tells every rank once that it has entered the run, and once, after that, that it has left it (where
-    copy engines work, kernels of their own may do so); and touches no other word of a peer's."""
+    """Checks that every rank tells every rank once that it has entered the run, and later once that it has left it
+    (with copy engines, separate kernels may tell it), and that it touches no other control word of a peer."""
     told: dict[tuple[int, int], list[int]] = {}
     for o in words:
         if o.box == ((PROGRESS.value + o.rank, PROGRESS.value + o.rank + 1),) and o.semantic in ("release", "acq_rel"):
             told.setdefault((o.rank, o.region.rank), []).append(int(o.new or 0))
         elif o.region.rank != o.rank:
             raise TraceMismatchError(
-                f"rank {o.rank} worker {o.program} of {events.program.name}: of the control words of rank "
-                f"{o.region.rank} it may write its own progress, no other; the kernel did {o.kind} of {list(o.box)} "
+                f"rank {o.rank} worker {o.program} of {events.program.name}: it may write no control word of rank "
+                f"{o.region.rank} but its own progress there; the kernel did {o.kind} of {list(o.box)} "
                 f"({o.site})"
             )
     world = events.sizes.world
@@ -110,8 +110,8 @@ class _Worker:
         return done
 
     def accesses(self, wanted: list[int]) -> list[tuple[int, tuple[Operation, ...]]]:
-        """Reads and writes between two synchronisations: each is done in full, by pieces that lie within it; of what
-        integers pick rows from, or say which rows are moved, any pieces are."""
+        """Aligns the reads and writes between two synchronisations. The pieces within an event must add up to it. An
+        event on rows that integers pick, or that they say are moved, takes any pieces."""
         left = {k: self.volume(k) for k in wanted if not self.events.picked[k]}
         pieces: dict[int, list[Operation]] = {k: [] for k in wanted}
         while any(left.values()) or self.picks(wanted):
@@ -127,7 +127,7 @@ class _Worker:
         return [(k, tuple(pieces[k])) for k in wanted]
 
     def picks(self, wanted: list[int]) -> bool:
-        """Whether the next operation is on rows that integers pick, or say that they are moved."""
+        """Whether the next operation is on rows that integers pick, or that they say are moved."""
         picked = [k for k in wanted if self.events.picked[k]]
         if not picked or self.next == len(self.operations):
             return False
@@ -136,7 +136,7 @@ class _Worker:
         return any(self.fits(k, o, box) for k in picked)
 
     def wait(self, k: int) -> tuple[Operation, ...]:
-        """Polls of all words of a signal, one after the other, until they add up to what is expected."""
+        """Takes polls of all words of a signal, one after the other, until they add up to the expected value."""
         polls = []
         seen: dict[Box, int | float] = {}
         while True:
@@ -156,7 +156,7 @@ class _Worker:
             self.fail(self.events.describe(k), o)
         return (o,)
 
-    # ---- what an operation is
+    # ---- the next operation, and whether it fits an event
 
     def take(self, wanted: str) -> Operation:
         if self.next == len(self.operations):
@@ -208,8 +208,8 @@ def global_box(events: Events, region: str, rank: int, box: Box) -> Box:
 
 
 def timeline(trace: Trace, title: str) -> Timeline:
-    """The timeline of an executed run, in logical time: every memory operation of a worker costs one, and a wait ends
-    no earlier than the notification that it saw. What overlaps what is real; how long it takes is not."""
+    """The timeline of an executed run, in logical time: every memory operation of a worker takes one, and a wait ends
+    no earlier than the notification that it saw. The overlap is real; the durations are not."""
     events = trace.events
     start, stop = (np.full(len(events.heads), np.nan) for _ in range(2))
     clock: dict[tuple[int, int], float] = {}  # of workers: when their last tile stopped

@@ -1,4 +1,4 @@
-"""Watching processes of other machines: a connection to each, which the kernel of its machine closes when it ends."""
+"""Watches processes on other machines by a connection to each, which the machine's kernel closes when it ends."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tilelink.runtime.agreement import gathered
 from tilelink.runtime.bounds import Processes
 
 PATIENCE = 10.0
-"""Seconds that a connection may take to be made. A rank that can't be connected to is not watched."""
+"""The most seconds for making a connection. A rank that can't be connected to is not watched."""
 ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
-"""A machine that is gone, or cut off, is found out after some 11 s, in which nothing answers."""
+"""With these values, a machine that is gone or cut off is noticed after some 11 s without an answer."""
 
 
 class Watched(Processes):
-    """The processes of all ranks: those of this machine by their pids, the others by a connection. `hosts`: where each
-    is. Collective."""
+    """Watches the processes of all ranks: on this machine by their pids, on others by a connection. `hosts`: the host
+    of each rank. Collective."""
 
     def __init__(self, process_group: dist.ProcessGroup, host: str) -> None:
         told = gathered(process_group, (host, os.getpid()))
         self.hosts = [where for where, _ in told]
         far = [rank for rank, where in enumerate(self.hosts) if where != host]
-        # for who can't be watched by its pid, that of this process stands
+        # the pid of this process stands for processes that can't be watched by their pid
         super().__init__([pid if where == host else os.getpid() for where, pid in told])
         self.pids = [pid for _, pid in told]
         self._wires: dict[int, socket.socket] = _connected(process_group, far)
@@ -53,13 +53,13 @@ class Watched(Processes):
 
 
 def _close(watched: Watched | None) -> None:
-    """In a fork: what it holds open would look as if this process lived."""
+    """Closes the connections in a fork, where they would look as if this process still lived."""
     if watched is not None:
         watched.close()
 
 
 def _connected(process_group: dist.ProcessGroup, far: Sequence[int]) -> dict[int, socket.socket]:
-    """A connection to each of these ranks that can be reached; of two ranks the lower one calls. Collective."""
+    """Connections to these ranks, as far as they can be reached; the lower one of two ranks calls. Collective."""
     rank, world = dist.get_rank(process_group), dist.get_world_size(process_group)
     with socket.socket() as listening:
         listening.bind(("", 0))
@@ -92,7 +92,7 @@ def _connected(process_group: dist.ProcessGroup, far: Sequence[int]) -> dict[int
 
 
 def _address() -> str:
-    """Where this machine is reached: the address from which it reaches the one that torchrun names."""
+    """The address of this machine for others: the one from which it reaches the machine that torchrun names."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((os.environ["MASTER_ADDR"], 1))

@@ -1,4 +1,4 @@
-"""A lane on the CPU: heaps in memory, kernels in the interpreter, and which memory a run may touch."""
+"""A lane on the CPU: heaps in memory, kernels in the interpreter, and the memory that a run may touch."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ class CpuLane(Lane):
             return super().prepare_anew(arguments, sms)
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """An output in which it shows what nobody wrote."""
+        """An output filled with NaN, so that elements that nobody wrote show; with 0 if its dtype has no NaN."""
         return torch.full(shape, torch.nan, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
 
     def control(self, rank: int) -> list[int]:
         words: list[int] = self.words(rank).tolist()
         if words[POISON]:
-            self.shared_words[rank].load(POISON)  # what was written before it is read after it
+            self.shared_words[rank].load(POISON)  # acquires the mailbox that was written before it
         return words
 
     def poison(self, report: Report) -> None:
@@ -79,7 +79,7 @@ class CpuLane(Lane):
             words.store(POISON, finder)
 
     def launch(self, run: Run, execution: Execution) -> None:
-        """Does what the host of a rank does for a run."""
+        """Does the steps of a rank's host for a run."""
         rank, regions = run.rank, self._regions(run)
         memory = {(r.name, r.rank): r.tensor for r in regions}
         agent = run.prepared.workers
@@ -121,7 +121,7 @@ class CpuLane(Lane):
             heap[layout.signals_at(slot) : layout.data_at(slot)] = 0
 
     def signals_left(self) -> list[tuple[int, int, int]]:
-        """Where signals are not zero, which they are between runs: rank, slot, and bytes from the first signal."""
+        """The slots with signals that are not zero, as they must be between runs: rank, slot, bytes to the first."""
         found = []
         for rank, heap in enumerate(self.heaps):
             for slot in range(self.layout.slots):
@@ -131,7 +131,7 @@ class CpuLane(Lane):
         return found
 
     def _table(self, rank: int) -> torch.Tensor:
-        """Where all heaps lie, for the kernels of a rank: those of other nodes as `portable_network` finds them."""
+        """The addresses of all heaps, for the kernels of a rank; far ones are coded for `portable_network`."""
         bases = [h.data_ptr() for h in self.heaps]
         per_node = self.per_node or len(bases)
         near = [peer // per_node == rank // per_node for peer in range(len(bases))]
@@ -141,7 +141,7 @@ class CpuLane(Lane):
     # ---- regions
 
     def _regions(self, run: Run) -> list[Region]:
-        """All that a run may touch: its own tensors, and its place in the heaps of all ranks."""
+        """The regions that a run may touch: its own tensors, and its places in the heaps of all ranks."""
         layout, rank, prepared = self.layout, run.rank, run.prepared
         regions = [Region(n, rank, t, "control" if n == TIMES else "data") for n, t in run.tensors.items() if t.numel()]
         regions += [Region(n, rank, t, "control") for n, t in run.tables.items()]
@@ -170,7 +170,7 @@ class CpuLane(Lane):
         return Region(name, rank, self.memory(rank, at, shape, dtype), kind)
 
     def _shard(self, tensor: Tensor, sizes: Sizes, rank: int, at: int) -> Region:
-        """A rank's tensor on its heap, which all ranks lay out for the longest part: a shorter one is the beginning."""
+        """A rank's tensor on its heap. All ranks lay it out for the longest part; a shorter part is its beginning."""
         shape = shape_on(tensor, sizes, None)
         whole = self._region(tensor.name, rank, at, shape, getattr(torch, tensor.dtype))
         if tensor.sharded is None:

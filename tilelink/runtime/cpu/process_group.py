@@ -1,4 +1,4 @@
-"""One process a rank on the CPU: heaps in shared memory, each process interprets the workers of its own rank."""
+"""One process a rank on the CPU: heaps lie in shared memory, and each process interprets the workers of its rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilelink.runtime.stuck import explain, first_wait, told_of
 
 
 class CpuProcessGroup(ProcessGroup):
-    """A call returns when this rank has left the run: then its outputs are complete."""
+    """A rank on the CPU in its own process. A call returns when it has left the run; its outputs are then complete."""
 
     lane: CpuLane
 
@@ -45,7 +45,7 @@ class CpuProcessGroup(ProcessGroup):
         self.raise_if_refused()
 
     def synchronize(self) -> None:
-        """Nothing is under way between calls. Raises what ended the lane on another rank."""
+        """Raises the error that ended the lane on another rank. It need not wait, because no run outlasts its call."""
         self.site = Site.of_user()
         self.raise_if_poisoned()
 
@@ -59,11 +59,11 @@ class _Peers:
         self.still = Stillness(group.board.heartbeats)
 
     def wait(self, changed: Callable[[], bool], deadlock: Callable[[], DeadlockError]) -> None:
-        """Until another process has written what a worker of this rank polls."""
+        """Waits until another process has written to memory that a worker of this rank polls."""
         wait_until(changed, lambda: self._check(deadlock))
 
     def _check(self, deadlock: Callable[[], DeadlockError]) -> None:
-        """Raises where the run is over for this rank, or has to be."""
+        """Raises if the run was aborted, or has to be."""
         group, run = self.group, self.run
 
         def here() -> list[str]:

@@ -41,20 +41,20 @@ DEFAULT_HEAP = 64 << 20
 DEFAULT_SIGNALS = 256 << 10
 DEFAULT_SMS = 132
 LATE = replace(CPU.across_nodes(), module="tilelink.emulator.late_network")
-"""The target of worlds on several nodes: what goes to others is late, as it is over a network."""
+"""The target of worlds on several nodes: transfers to other nodes are late, as over a network."""
 
 
 class CpuWorld:
     """A world of ranks on the CPU.
 
     `heap_bytes`: the symmetric heap of a rank, cut into `slots`, with `signal_bytes` for the signals of each. `sms`:
-    SMs of a rank's device, hence workers of a kernel. `seed` and `policy` fix the schedule of `run`. `resident`: at
-    most so many workers of a rank at a time, which begin as `admit` says. `races`: look for data races. `switch`:
-    workers take turns at "atomics", or at every access to "memory", which is slower and keeps their logical times
-    together. `observer` gets every operation. `target`: what kernels are lowered for; its primitives have to be those
-    that the interpreter runs. `per_node`: ranks of a node, all by default; those of other nodes are reached as over a
-    network: late, or at once with `CPU.across_nodes()` for a target, as traces need it. `check`: what the check finds
-    unsafe is refused.
+    SMs of a rank's device, hence workers of a kernel. `seed` and `policy` fix the schedule of `run`. `resident`: the
+    most workers of a rank that are under way at a time; they begin in the order `admit`. `races`: True raises
+    RaceError, "collect" only keeps races in `latest.races`, False does not look for them. `switch`: workers take turns
+    at "atomics", or at every access to "memory", which is slower and keeps their logical times together. `observer`
+    gets every operation. `target`: the target of kernels; the interpreter has to run its primitives. `per_node`: ranks
+    of a node, all by default. Ranks of other nodes are reached as over a network: late, or at once if the target is
+    `CPU.across_nodes()`, which traces need. `check`: programs that the check finds unsafe are refused.
 
     Raises WorldError, HeapError.
     """
@@ -96,13 +96,13 @@ class CpuWorld:
         self.log = CallLog(world)
         self.groups = [CpuGroup(self.lane, r) for r in range(world)]
         self.latest: Execution | None = None
-        """Of the run that was made last: its schedule, races and number of operations."""
+        """The execution of the latest run: its schedule, races and number of operations."""
 
     @public
     def run(self, function: Callable[[CpuGroup], T], *, seed: int | None = None) -> list[T]:
-        """Runs `function(group)` on every rank, each with its own group handle, and all that it launches; returns what
-        it returned, by rank. Raises what a rank raises, StuckError, and what the execution finds (races, accesses out
-        of bounds). After an error the world is as new, apart from results."""
+        """Runs `function(group)` and everything it launches on every rank, each with its own group handle; returns the
+        results by rank. Raises what a rank raises, StuckError, and the errors of the execution (races, accesses out of
+        bounds). After an error the world is as new, apart from results."""
         if is_running():
             raise WorldError(
                 "a CpuWorld runs already in this process, which has one at a time: run this one before or after it",
@@ -121,13 +121,13 @@ class CpuWorld:
 
         def host(rank: int) -> T:
             group = self.groups[rank]
-            with torch.set_grad_enabled(gradients), _OnStream(group), _Read(group):  # of a thread, and so of a rank
+            with torch.set_grad_enabled(gradients), _OnStream(group), _Read(group):  # per thread: per rank
                 return function(group)
 
         try:
             try:
                 results = session.execution.run(host)
-            finally:  # what else is wrong follows from counts that differ
+            finally:  # first of all, because other errors may follow from counts that differ
                 session.compare_counts()
             for group in self.groups:
                 group.raise_if_refused()
@@ -148,7 +148,7 @@ class CpuWorld:
                 self.reset()
 
     def timeline(self) -> Timeline:
-        """Of the last run that was called with `timed=True`, by the order of its records. Raises WorldError."""
+        """The timeline of the last run called with `timed=True`, by the order of its records. Raises WorldError."""
         return timeline_of([group.timed for group in self.groups])
 
     def reset(self) -> None:
@@ -161,8 +161,8 @@ class CpuWorld:
 
 @dataclass
 class _Session:
-    """What the ranks of a world share in `run`. `launched`: by rank and label, what it launched; `keep`: the tensors of
-    all runs, which may be under way until the end."""
+    """The state that the ranks of a world share in `run`. `launched`: the records of launches, by rank and label;
+    `keep`: the tensors of all runs, which may be under way until the end."""
 
     execution: Execution
     log: CallLog
@@ -171,12 +171,12 @@ class _Session:
 
     @property
     def known(self) -> dict[tuple[int, str], Prepared]:
-        """What was launched, with the events that it had."""
+        """The programs that were launched, with the events that they had."""
         return {name: record.counted for name, record in self.launched.items()}
 
     def compare_counts(self) -> None:
-        """Raises RankMismatchError where ranks had different counts for the route of a run: they are on the device, and
-        nobody compares them before."""
+        """Raises RankMismatchError if ranks had different counts for the route of a run. Counts are on the device, and
+        nobody compares them before a run."""
         first: dict[str, tuple[int, Record]] = {}
         for (rank, _), record in sorted(self.launched.items(), key=lambda launched: launched[0]):
             other, known = first.setdefault(record.label, (rank, record))
@@ -193,7 +193,7 @@ class _Session:
 
 
 class CpuGroup(Group):
-    """A rank of a `CpuWorld`, which it does not hold: so a world that is dropped frees its memory at once."""
+    """A rank of a `CpuWorld`. It holds no reference to the world, so a dropped world frees its memory at once."""
 
     lane: CpuLane
 
@@ -203,7 +203,7 @@ class CpuGroup(Group):
         self.forget_tensors()
 
     def forget_tensors(self) -> None:
-        """Forgets the memory that runs under way read and write, by where it begins: they are done."""
+        """Forgets the memory (its addresses) that runs under way read and write, because these runs are done."""
         self.read: set[int] = set()
         self.written: set[int] = set()
 
@@ -236,11 +236,11 @@ class CpuGroup(Group):
 
     @property
     def execution(self) -> Execution:
-        """What runs this rank, for what is launched beside programs. Raises WorldError."""
+        """The execution that runs this rank, for launches beside programs. Raises WorldError."""
         return self._running("execution").execution
 
     def _running(self, caller: str) -> _Session:
-        """What runs this rank. Raises WorldError."""
+        """The session that runs this rank. Raises WorldError."""
         if self.session is None:
             where = "on a group of another world than the one that runs: take the group that the function is given"
             where = where if is_running() else "outside of CpuWorld.run, where no rank runs"
@@ -249,9 +249,9 @@ class CpuGroup(Group):
 
 
 class _OnStream(TorchDispatchMode):
-    """Inside, what torch does with the tensors of a rank comes after the runs that it launched, as on the stream of a
-    device: an operation waits that reads what a run under way writes, or writes what one reads or writes. Views touch
-    nothing. What goes round torch, as a pointer does, is not seen."""
+    """Makes torch's operations on tensors of a rank follow the rank's runs, as on the stream of a device: an operation
+    waits if it reads memory that a run under way writes, or writes memory that one reads or writes. Views touch
+    nothing. Accesses that bypass torch, such as by a pointer, are not seen."""
 
     def __init__(self, group: CpuGroup) -> None:
         super().__init__()
@@ -259,7 +259,7 @@ class _OnStream(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Whether torch wraps what follows, and imports torch._dynamo with the first operation, which takes seconds."""
+        """Whether torch wraps `__torch_dispatch__`, which imports torch._dynamo at the first operation, for seconds."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -281,12 +281,12 @@ def _dispatch(group: CpuGroup, func: Any, args: Any, kwargs: Any) -> Any:
 
 @cache
 def _uncompiled() -> Callable[..., Any]:
-    """`_dispatch` as no part of what is compiled."""
+    """`_dispatch`, kept out of compiled code."""
     return torch.compiler.disable(_dispatch)
 
 
 class _Read(TorchFunctionMode):
-    """Inside, reads of a result wait that torch makes without an operation: to Python, to numpy, to a file."""
+    """Makes reads of a result wait that torch does without an operation: to Python, to numpy, to a file."""
 
     FUNCTIONS: ClassVar = frozenset(
         [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.untyped_storage]
@@ -307,5 +307,5 @@ def _touch(values: Any, memory: set[int]) -> bool:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    with torch._C.DisableTorchFunction():  # it is not read here
+    with torch._C.DisableTorchFunction():  # nothing is read here
         return tensor.untyped_storage().data_ptr()

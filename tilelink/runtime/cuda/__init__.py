@@ -1,4 +1,4 @@
-"""Worlds of ranks on CUDA devices: a process a rank, or several virtual ranks on one GPU.
+"""Worlds of ranks on CUDA devices: one process a rank, or several virtual ranks on one GPU.
 
-Nothing here is imported, and nothing of CUDA is touched, before a world on a GPU is made.
+Nothing here is imported, and CUDA is not touched, before a world on a GPU is made.
 """

@@ -1,4 +1,4 @@
-"""How long a device takes for what a host enqueues, without the time that the host takes to enqueue it."""
+"""Measures the time of a device for enqueued work, without the time that the host takes to enqueue it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from tilelink.errors import DeviceError
 
 CYCLES = 2_000_000
-"""A millisecond at 2 GHz: how long the device sleeps at first, while the host enqueues."""
+"""How long the device sleeps at first, while the host enqueues: a millisecond at 2 GHz."""
 ATTEMPTS = 6
 
 
 def device_us(
     action: Callable[[], object], before: Callable[[], object] = lambda: None, cuda: Any = torch.cuda
 ) -> float:
-    """Microseconds between two events around what `action` enqueues on the current stream. `before` enqueues what is
-    not timed. Where the host was late, it is done again after a longer sleep of the device. Raises DeviceError where it
-    is never fast enough."""
+    """Microseconds between two events around the work that `action` enqueues on the current stream. `before` enqueues
+    work that is not timed. If the host was late, both are repeated after a longer sleep of the device. Raises
+    DeviceError if the host is never fast enough."""
     cycles = CYCLES
     for _ in range(ATTEMPTS):
         us, late = timed_once(action, before, cycles, cuda)
@@ -35,8 +35,8 @@ def device_us(
 def timed_once(
     action: Callable[[], object], before: Callable[[], object], cycles: int, cuda: Any = torch.cuda
 ) -> tuple[float, bool]:
-    """As `device_us`, once, behind a sleep of so many cycles; and whether the device woke up before the host was done:
-    then Python's launch rate is in the time."""
+    """As `device_us`, but once, behind a sleep of `cycles`. Also returns whether the device woke up before the host was
+    done: the time then contains Python's launch rate."""
     begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
     cuda._sleep(cycles)
     before()
@@ -49,7 +49,7 @@ def timed_once(
 
 
 def captured(action: Callable[[], object]) -> Callable[[], object]:
-    """What `action` enqueues on the current stream, as a graph: returns what replays it. It was done once before."""
+    """Captures the work that `action` enqueues in a graph, after doing it once; returns a function that replays it."""
     action()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -1,7 +1,7 @@
-"""A copy of a region as the copy engine takes it: rows of bytes, so many bytes apart.
+"""Copies of a region as the copy engine takes them: rows of bytes, with a pitch between rows.
 
-torch copies a region that is not contiguous by a kernel, which needs an SM, and which CUDA may load when it is first
-used: neither may be where kernels wait for the copy.
+torch copies a region that is not contiguous by a kernel. The kernel needs an SM, and CUDA may load it when it is first
+used. Neither is allowed while other kernels wait for the copy.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class RowCopy:
 
 
 def row_copies(source: torch.Tensor, target: torch.Tensor) -> Iterator[RowCopy]:
-    """The copies of which `target.copy_(source)` is made, of tensors of one shape and dtype; one where both lie in
-    rows."""
+    """Yields the row copies that make up `target.copy_(source)`, for tensors of one shape and dtype; a single one if
+    both lie in rows."""
     assert source.shape == target.shape and source.dtype == target.dtype, (source.shape, target.shape)
     if not target.numel():
         return
@@ -48,7 +48,7 @@ def row_copies(source: torch.Tensor, target: torch.Tensor) -> Iterator[RowCopy]:
 
 
 def _merged(dims: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Length and both strides of each dimension, outermost first, as few as there can be."""
+    """The length and both strides of as few dimensions as possible, outermost first."""
     found: list[tuple[int, int, int]] = []
     for n, source, target in sorted(dims, key=lambda d: -d[2]):
         if found and found[-1][1:] == (n * source, n * target):

@@ -1,9 +1,9 @@
-"""A CUDA device as worlds use it: memory, streams, and kernels, which are compiled by Triton for the arguments of a
-launch, loaded, and launched with little host time.
+"""A CUDA device as worlds use it: memory, streams, and kernels. Triton compiles kernels for the arguments of a launch;
+they are loaded, and launched with little host time.
 
-Triton finds out anew at every launch which compiled kernel its arguments need. Here that is asked once: who calls sees
-to it that the same kernel is launched with arguments alike in what Triton looks at, dtypes, values of 1, and multiples
-of 16.
+At every launch, Triton looks up which compiled kernel the arguments need. Here the lookup is done once. The caller must
+launch a kernel only with arguments that are alike in everything that Triton looks at: dtypes, values of 1, and
+multiples of 16.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from tilelink.runtime.prepare import Prepared
 Stream = Any
 """A stream of torch."""
 DEFAULT_QUEUES = 8
-"""Of a CUDA device, where CUDA_DEVICE_MAX_CONNECTIONS says nothing else."""
+"""The queues of a CUDA device, unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise."""
 
 
 class CudaDevice:
-    """A CUDA device. `place`: where its tensors are. `sms`: its SMs. `queues`: so many streams go on without one
-    waiting for what stands before it on another. `stack`: GPU, driver, torch and Triton; `probed`: what was found out
-    of them. `specialised`: whether kernels have the specialised form where they can; by default, where a probe has seen
-    it right. Raises DeviceError where there is none, or one for which no kernels are lowered, and TargetError where it
-    has no such form. Tests put a device in its place that is none."""
+    """A CUDA device. `place`: where its tensors are. `sms`: its SMs. `queues`: the number of streams that go on without
+    waiting for work on another. `stack`: GPU, driver, torch and Triton; `probed`: the answers of probes about them.
+    `specialised`: whether kernels have the specialised form where they can; by default, if a probe has shown that it is
+    right. Raises DeviceError if there is no device, or none for which kernels can be lowered, and TargetError if it has
+    no specialised form. Tests replace the device by a stand-in."""
 
     def __init__(self, index: int | None = None, *, specialised: bool | None = None) -> None:
         site = Site.of_user()
@@ -61,7 +61,7 @@ class CudaDevice:
         self.target = TARGETS[name].with_own_warps() if specialised else TARGETS[name]
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory for which torch's allocator waits, in the order of the current stream."""
+        """Memory of torch's allocator, which hands it out in the order of the current stream."""
         return torch.empty(shape, dtype=dtype, device=self.place)
 
     def seen_by_host(self) -> torch.Tensor:
@@ -69,12 +69,12 @@ class CudaDevice:
         return torch.zeros(1, dtype=torch.int64, pin_memory=True)  # its address is one of the device, too
 
     def load(self, prepared: Prepared, kernel: str, arguments: Mapping[str, Any]) -> Kernel:
-        """A kernel of a prepared program for arguments like these, compiled, and loaded on the device."""
+        """Compiles a kernel of a prepared program for arguments like these, and loads it on the device."""
         with torch.cuda.device(self.place):
             return load(getattr(prepared.module, kernel), arguments, self._driver(), **prepared.lowered.options)
 
     def stream(self) -> Stream:
-        """A stream of its own."""
+        """A new stream, which nothing else uses."""
         with torch.cuda.device(self.place):
             return torch.cuda.ExternalStream(self._driver().new_stream(), self.place)
 
@@ -87,7 +87,7 @@ class CudaDevice:
         return torch.cuda.stream(stream)
 
     def follow(self, stream: Stream, before: Stream) -> None:
-        """What comes on `stream` comes after what is on `before`."""
+        """Makes later work on `stream` follow everything that is on `before` now."""
         stream.wait_stream(before)
 
     def capturing(self) -> bool:
@@ -99,7 +99,7 @@ class CudaDevice:
         stream.synchronize()
 
     def copy(self, stream: Stream, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copies memory to memory, when the stream comes to it; of the same shape, but for dimensions of 1."""
+        """Copies a tensor to another one, when the stream comes to it. Shapes may differ in dimensions of 1."""
         for rows in row_copies(source.view(target.shape), target):
             if rows.height == 1:
                 self._driver().copy(stream.cuda_stream, rows.source, rows.target, rows.width)
@@ -107,15 +107,15 @@ class CudaDevice:
                 self._driver().copy_rows(stream.cuda_stream, **vars(rows))
 
     def write_signal(self, stream: Stream, address: int) -> None:
-        """Writes 1 to a word of 32 bits when the stream comes to it, after all that it did before."""
+        """Writes 1 to a word of 32 bits when the stream comes to it, after all its earlier work."""
         self._driver().write_value(stream.cuda_stream, address, 1)
 
     def wait_for_signal(self, stream: Stream, address: int, least: int) -> None:
-        """What comes on the stream comes after a word of 32 bits is at least a number, and after what released it."""
+        """Makes later work on the stream wait until a word of 32 bits is at least a number, and follow its release."""
         self._driver().wait_value(stream.cuda_stream, address, least)
 
     def fill(self, stream: Stream, words: torch.Tensor, value: int) -> None:
-        """Writes a number to words of 32 bits when the stream comes to it. No kernel is loaded for that."""
+        """Writes a number to words of 32 bits when the stream comes to it, without loading a kernel."""
         self._driver().fill(stream.cuda_stream, words.data_ptr(), value, words.numel())
 
     def _driver(self) -> Driver:
@@ -140,13 +140,13 @@ class Kernel:
     compiled: Any
 
     def launcher(self, workers: int) -> Callable[..., None]:
-        """`launch(*values, stream=handle)` of so many workers. A pointer's value is a tensor, or an address: an address
-        is not looked at."""
+        """The function `launch(*values, stream=handle)` for a number of workers. A pointer's value is a tensor, or an
+        address, which is not checked."""
         launch: Callable[..., None] = self.compiled[workers, 1, 1]
         return launch
 
     def check_resident(self, workers: int, sms: int, site: Site) -> None:
-        """Raises ResidencyError where so many workers can't be on `sms` SMs at a time: they wait for each other."""
+        """Raises ResidencyError if not all workers fit on `sms` SMs at a time, since they wait for each other."""
         most = self.workers_per_sm * sms
         if workers > most:
             raise ResidencyError(
@@ -160,10 +160,10 @@ class Kernel:
 def load(
     jit: Any, arguments: Mapping[str, Any], driver: Driver, *, num_warps: int, warp_size: int = 32, **options: Any
 ) -> Kernel:
-    """Compiles a `triton.jit` function for arguments like these and loads it on the current device, where it isn't yet.
+    """Compiles a `triton.jit` function for arguments like these and loads it on the current device, if it isn't yet.
 
-    CUDA loads code late, and may wait for an idle device then, so this has to be done before a kernel runs that others
-    wait for. Raises ScheduleError for one that no SM has room for, and what Triton raises.
+    CUDA loads code late, and may then wait for an idle device. Call this before a kernel runs that others wait for.
+    Raises ScheduleError for a kernel that fits on no SM, and the errors of Triton.
     """
     compiled = jit.warmup(*arguments.values(), grid=(1,), num_warps=num_warps, **options)
     if hasattr(compiled, "result"):  # Triton compiles it on another thread, if it is told to
@@ -173,7 +173,7 @@ def load(
     except triton.OutOfResources as e:
         raise ScheduleError(f"{jit.fn.__name__} fits on no SM: {e}") from None
     driver.room_for_stack(compiled.function)
-    shared, warps = compiled.metadata.shared, compiled.metadata.num_warps  # with those of the specialised form
+    shared, warps = compiled.metadata.shared, compiled.metadata.num_warps  # all warps of the specialised form
     return Kernel(
         jit.fn.__name__,
         tuple(arguments),

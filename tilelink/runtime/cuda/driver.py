@@ -1,6 +1,6 @@
-"""The calls of CUDA's driver that torch has no word for: how many workers of a kernel fit on an SM, a word that a
-stream writes or waits for, copies that need no kernel, and streams that are nobody else's (torch hands out 32 in turns,
-and kernels that wait for each other may not stand in one)."""
+"""The calls of CUDA's driver that torch does not offer: how many workers of a kernel fit on an SM, words that a stream
+writes or waits for, copies that need no kernel, and streams that nothing else uses. (torch hands out 32 streams in
+turns, and kernels that wait for each other must not be on one stream.)"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NON_BLOCKING = 1
 AT_LEAST = 0
 """CU_STREAM_WAIT_VALUE_GEQ."""
 UNIFIED = 4
-"""CU_MEMORYTYPE_UNIFIED: an address says itself where it is."""
+"""CU_MEMORYTYPE_UNIFIED: the address alone says which memory it is in."""
 STACK_SIZE = 0
 """CU_LIMIT_STACK_SIZE."""
 LOCAL_BYTES = 3
@@ -38,7 +38,7 @@ class Rows(Structure):
 
 
 class Driver:
-    """CUDA's driver; each method is one call of it. `library`: what answers, by ctypes. Raises DriverError."""
+    """CUDA's driver; each method makes one call of it. `library`: its library in ctypes. Raises DriverError."""
 
     def __init__(self, library: Any) -> None:
         self.library = library
@@ -51,19 +51,19 @@ class Driver:
         return found.value
 
     def new_stream(self) -> int:
-        """A stream of the current device, which does not wait for the default one. It lives as long as the process."""
+        """A stream of the current device that does not wait for the default one. It lives as long as the process."""
         found = c_void_p()
         self._call("cuStreamCreate", byref(found), c_uint(NON_BLOCKING))
         assert found.value is not None
         return found.value
 
     def write_value(self, stream: int, address: int, value: int) -> None:
-        """A word of 32 bits, written when the stream comes to it: all the stream did before is visible by then."""
+        """Writes a word of 32 bits when the stream comes to it. All earlier work of the stream is visible by then."""
         # cuda.h calls this cuStreamWriteValue32; the symbol without _v2 is the one before CUDA 12, off by default.
         self._call("cuStreamWriteValue32_v2", c_void_p(stream), c_uint64(address), c_uint32(value), c_uint(0))
 
     def fill(self, stream: int, address: int, value: int, words: int) -> None:
-        """So many words of 32 bits, written when the stream comes to them."""
+        """Writes a number of words of 32 bits when the stream comes to them."""
         self._call("cuMemsetD32Async", c_uint64(address), c_uint(value), c_size_t(words), c_void_p(stream))
 
     def wait_value(self, stream: int, address: int, least: int) -> None:
@@ -71,13 +71,13 @@ class Driver:
         self._call("cuStreamWaitValue32_v2", c_void_p(stream), c_uint64(address), c_uint32(least), c_uint(AT_LEAST))
 
     def copy(self, stream: int, source: int, target: int, size: int) -> None:
-        """So many bytes, from address to address."""
+        """Copies `size` bytes from address to address."""
         self._call("cuMemcpyAsync", c_uint64(target), c_uint64(source), c_size_t(size), c_void_p(stream))
 
     def copy_rows(
         self, stream: int, source: int, source_pitch: int, target: int, target_pitch: int, width: int, height: int
     ) -> None:
-        """`height` rows of `width` bytes each; pitches are bytes from row to row."""
+        """Copies `height` rows of `width` bytes each; pitches are bytes from row to row."""
         rows = Rows(width=width, height=height)
         rows.source_memory = rows.target_memory = UNIFIED
         rows.source_device, rows.source_pitch = source, source_pitch
@@ -85,9 +85,9 @@ class Driver:
         self._call("cuMemcpy2DAsync_v2", byref(rows), c_void_p(stream))
 
     def have_context(self, device: int) -> None:
-        """Sees to it that the calling thread has a context, by default that of a device, which torch shares. The
-        driver's calls need one; neither torch.cuda.current_stream nor memory that torch's allocator has kept makes it.
-        """
+        """Gives the calling thread a context if it has none: the primary one of a device, which torch uses, too. The
+        driver's calls need a context. Neither torch.cuda.current_stream nor memory that torch's allocator has kept
+        makes one."""
         context = c_void_p()
         self._call("cuCtxGetCurrent", byref(context))
         if not context.value:
@@ -95,8 +95,8 @@ class Driver:
             self._call("cuCtxSetCurrent", context)
 
     def room_for_stack(self, function: int) -> None:
-        """Sees to it that a thread has the local memory that a kernel needs. Where it grows with a launch instead, that
-        launch waits for the device, on which kernels may be that wait for it."""
+        """Gives threads of the device the local memory that a kernel needs. If it grew at a launch instead, the launch
+        would wait for the device, where kernels may be waiting for this launch."""
         needed, have = c_int(), c_size_t()
         self._call("cuFuncGetAttribute", byref(needed), c_int(LOCAL_BYTES), c_void_p(function))
         self._call("cuCtxGetLimit", byref(have), c_int(STACK_SIZE))
@@ -104,7 +104,7 @@ class Driver:
             self._call("cuCtxSetLimit", c_int(STACK_SIZE), c_size_t(needed.value))
 
     def has_native_atomics(self, device: int, peer: int) -> bool:
-        """Whether atomics of a device on the memory of a peer are atomic to those of the peer."""
+        """Whether atomics of a device on the memory of a peer are atomic to atomics of the peer."""
         found = c_int()
         self._call("cuDeviceGetP2PAttribute", byref(found), c_int(NATIVE_ATOMICS), c_int(device), c_int(peer))
         return bool(found.value)
@@ -128,7 +128,7 @@ class Driver:
 
 @kept()
 def driver() -> Driver:
-    """The driver of this machine. Raises DriverError where there is none."""
+    """The driver of this machine. Raises DriverError if there is none."""
     try:
         return Driver(CDLL(LIBRARY))
     except OSError as e:

@@ -1,4 +1,4 @@
-"""A rank on a CUDA device: a first call checks, compiles and loads; calls like it then take some microseconds."""
+"""A rank on a CUDA device: a first call checks, compiles and loads; later calls like it take some microseconds."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tilelink.runtime.lane import Report
 from tilelink.runtime.launch import Record
 
 KEPT_CALLS = 512
-"""So many kinds of calls are kept as scripts by a rank: those that were made last, and all that are in a graph."""
+"""How many kinds of calls a rank keeps as scripts: the ones called last. It also keeps all that are in a graph."""
 
 
 class CudaGroup(Group):
-    """A rank of a lane on CUDA devices. Runs are launched on the current stream; where that is another one than before,
-    it first waits for the runs that were launched."""
+    """A rank of a lane on CUDA devices. Runs are launched on the current stream. If that is not the stream of the last
+    run, it first waits for the runs that were launched."""
 
     lane: CudaLane
 
@@ -35,7 +35,7 @@ class CudaGroup(Group):
         Group.__init__(self, lane, rank)
         self.flag = lane.flags[rank] = lane.device.seen_by_host()
         self._flag = self.flag.numpy()
-        self._known: Kept[Any, dict[int, Script]] = Kept(KEPT_CALLS)  # by what calls have in common, then by slot
+        self._known: Kept[Any, dict[int, Script]] = Kept(KEPT_CALLS)  # by `_key`, then by slot
         self._captured: dict[int, Script] = {}
         self._stream: Any = None
         self._engine: dict[int, Any] = {}
@@ -43,8 +43,8 @@ class CudaGroup(Group):
     # ---- calls
 
     def call(self, call: Call) -> Any:
-        """As `Group.call`; the results are complete once the current stream is. Raises StuckError where an earlier run
-        ended in vain, and CaptureError."""
+        """As `Group.call`; the results are complete once the current stream is. Raises StuckError if an earlier run was
+        aborted, and CaptureError."""
         if self._flag[0]:
             self.check()
         script, capturing = self._kept(call), self.lane.device.capturing()
@@ -68,13 +68,13 @@ class CudaGroup(Group):
         return found[0] if len(found) == 1 else found
 
     def prepare_call(self, call: Call) -> None:
-        """Compiles and loads all that a call like this needs, in every slot, and compares it with the other ranks'.
-        Collective; nothing is launched. Afterwards the call may be captured."""
+        """Compiles and loads everything that a call like this needs, in every slot, and compares the call with the
+        other ranks. Collective; launches nothing. Afterwards the call may be captured."""
         for slot in range(self.lane.layout.slots):
             self._script(replace(call, slot=slot))
 
     def _kept(self, call: Call) -> Script | None:
-        """The script of calls like this, if one was made in its slot and the ranks agree on it."""
+        """The script for calls like this, if one was made in the call's slot and the ranks agree on it."""
         key = _key(call)
         scripts = None if key is None else self._known.get(key)
         if not scripts:
@@ -84,7 +84,7 @@ class CudaGroup(Group):
         return script if script is None or self.agreed(script) else None
 
     def _script(self, call: Call) -> Script:
-        """A new script for a call: checked, compared, compiled and loaded."""
+        """Makes a script for a call, which is checked, compared, compiled and loaded."""
         run, site = self.make(call), Site.of_user()
         script = Script.of(self.lane, run, site)
         self._check_queues(script, site)
@@ -93,11 +93,11 @@ class CudaGroup(Group):
         if (key := _key(call)) is not None:
             gone = self._known.put(key, (self._known.get(key) or {}) | {script.slot: script})
             if gone and self._stream is not None:
-                self.lane.device.synchronize(self._stream)  # kernels may still read memory of what goes
+                self.lane.device.synchronize(self._stream)  # kernels may still read memory of the dropped script
         return script
 
     def _check_queues(self, script: Script, site: Site) -> None:
-        """Raises WorldError where a stream of the script would wait for what stands before it on another."""
+        """Raises WorldError if a stream of the script would wait for work that stands before it on another stream."""
         device, name = self.lane.device, script.record.prepared.program.name
         if script.peers and not device.probed.allows("stream_signals"):
             raise WorldError(f"{name} uses the copy engine; {device.probed.why_not('stream_signals')}", site)
@@ -112,11 +112,11 @@ class CudaGroup(Group):
     def queues(self, script: Script) -> tuple[int, str]:
         """How many queues of the device a script needs, and for which streams."""
         if script.waits:
-            return self.world + 2, f"those of the run, of the host and of {self.world} ranks' copies on one device"
+            return self.world + 2, f"streams of the run, the host and {self.world} ranks' copies on one device"
         return (2, "copies beside a kernel on one device") if script.peers else (1, "its kernels")
 
     def agreed(self, script: Script) -> bool:
-        """Whether the ranks need not compare what they call by a script."""
+        """Whether the ranks have agreed on a script, so that they need not compare calls by it."""
         return True
 
     def engine(self, peer: int) -> Any:
@@ -124,8 +124,8 @@ class CudaGroup(Group):
         return self.lane.device.stream()
 
     def in_order(self) -> Any:
-        """The current stream, which goes on after all runs that were launched on another. While a graph is captured
-        nothing is launched: the stream that its replay stands on is asked then."""
+        """The current stream, after it was made to follow all runs that were launched on another. While a graph is
+        captured, nothing is launched; `replay` then does the same for its stream."""
         device = self.lane.device
         stream = device.current()
         if device.capturing():
@@ -136,11 +136,11 @@ class CudaGroup(Group):
         return stream
 
     def play(self, script: Script, tensors: dict[str, torch.Tensor], streams: Streams) -> None:
-        """Does what the host does for a run."""
+        """Does the steps of the host for a run."""
         script.play(tensors, streams)
 
     def _not_captured(self, program: str, script: Script | None) -> str:
-        """Why a call can't be captured, or "": it has no script, or one whose order a graph might not keep."""
+        """Why a call can't be captured, or "": because it has no script, or one whose order a graph might not keep."""
         if script is None:
             return (
                 "with sizes, dtypes, strides or a slot that it was not called with before: compile and load it first, "
@@ -156,22 +156,22 @@ class CudaGroup(Group):
             return f"in a schedule with a copy engine; {probed.why_not('engines_in_graphs')}; or take another schedule"
         return ""
 
-    # ---- the end of a run, and of a lane
+    # ---- how a run ends, and a lane
 
     def synchronize(self) -> None:
-        """Waits until everything this rank launched is done. Raises StuckError or NeverEnteredError where a run ended
-        in vain, the same on every rank; then `reset` makes the lane usable again."""
+        """Waits until everything this rank launched is done. Raises StuckError or NeverEnteredError, the same on every
+        rank, if a run was aborted; then `reset` makes the lane usable again."""
         self.until_done()
         self.check()
 
     def until_done(self) -> None:
-        """Waits until everything this rank launched is done, in whatever way."""
+        """Waits until everything this rank launched has ended, completed or aborted."""
         for stream in {self.lane.device.current(), self._stream} - {None}:
             self.lane.device.synchronize(stream)
 
     def named(self, report: Report) -> Record | None:
-        """The run that a report is about. In a graph that is replayed runs have other numbers than when they were
-        captured: then it is the last one whose signals lie there."""
+        """The run that a report is about. Runs of a replayed graph have other numbers than when they were captured;
+        then it is the latest run with a signal at the reported word."""
         for number in sorted(self.recent, key=lambda n: (n != report.run, -n)):
             record = self.recent[number]
             size = record.prepared.lowered.target.signal_bytes
@@ -181,7 +181,7 @@ class CudaGroup(Group):
         return super().named(report)
 
     def raise_if_refused(self) -> None:
-        """As `Group.raise_if_refused`; the host looks no more, unless the lane is poisoned meanwhile."""
+        """As `Group.raise_if_refused`; clears the flag for the host, unless the lane was poisoned meanwhile."""
         self.flag.zero_()
         if self.lane.report(self.rank) is not None:
             self.flag.fill_(1)
@@ -189,7 +189,7 @@ class CudaGroup(Group):
 
     @abstractmethod
     def check(self) -> None:
-        """Raises what ended the lane, if something did."""
+        """Raises the error that ended the lane, if one did."""
 
 
 @kept()
@@ -199,8 +199,8 @@ def _outputs(program: Program) -> frozenset[str]:
 
 
 def _key(call: Call) -> Any:
-    """What calls have in common that are checked, compiled and loaded alike; None where something is no tensor, or
-    parts are no integers. That results which are given share no memory with anything has to be seen each time."""
+    """The key of a call: calls with equal keys are checked, compiled and loaded alike. None if an argument is not a
+    tensor, or parts are not `Integers`. Whether given results share memory must still be checked at each call."""
     parts = call.parts
     if parts is not None:
         if not isinstance(parts, Mapping) or not all(isinstance(said, Integers) for said in parts.values()):
@@ -216,7 +216,7 @@ def _key(call: Call) -> Any:
             tracked = tracked or t.requires_grad
         else:
             return None
-    if tracked and not torch.is_grad_enabled():  # then only what is written may not be tracked
+    if tracked and not torch.is_grad_enabled():  # then only results must not require a gradient
         names = _outputs(call.program)
         by_name = (*zip(call.program.parameters, call.tensors, strict=False), *call.named.items())
         tracked = any(v is not None and v.requires_grad for n, v in by_name if n in names)

@@ -19,8 +19,8 @@ from tilelink.runtime.prepare import Prepared
 
 
 class CudaLane(Lane):
-    """Heaps on a device. `bounds`: how long kernels wait. `multicast` is 0 where the fabric maps none, and kernels loop
-    over the ranks. `flags`: by rank, a word that its host looks at. `loaded`: the kernels that were loaded last, by
+    """Heaps on a device. `bounds`: how long kernels wait. `multicast` is 0 if the fabric maps none; kernels then loop
+    over the ranks. `flags`: for each rank, a word that its host reads. `loaded`: the kernels that were loaded last, by
     name. `mappings` keeps memory of peers mapped."""
 
     mappings: Any = None
@@ -41,15 +41,15 @@ class CudaLane(Lane):
         self.flags: dict[int, torch.Tensor] = {}
         self.loaded: dict[str, Kernel] = {}
         self.aside = device.stream()  # the host looks and writes while kernels wait
-        device.synchronize(device.current())  # what makes the heaps is not on that stream
+        device.synchronize(device.current())  # the heaps are made on another stream
 
     def tables_of(self, addresses: Sequence[int]) -> list[torch.Tensor]:
-        """One table for the kernels of all ranks."""
+        """A table of the heaps' addresses, shared by the kernels of all ranks."""
         return [torch.tensor(addresses, dtype=torch.int64).to(self.device.place)] * self.layout.world
 
     def prepare_anew(self, arguments: Arguments, sms: int) -> Prepared:
-        """Beside a copy engine a program leaves an SM free, unless a probe has shown that none is needed: a copy inside
-        one device may take one, and the workers that wait for it would not let it begin."""
+        """As `Lane.prepare_anew`. A program with a copy engine leaves an SM free, unless a probe has shown that it need
+        not: a copy inside one device may take an SM, and could not begin while the waiting workers hold all of them."""
         call = arguments.call
         resources = call.program.unchanged(call.schedule, arguments.absent).values()
         engines = any(isinstance(r, CopyEngine) for r in resources)
@@ -81,8 +81,8 @@ class CudaLane(Lane):
         return words
 
     def poison(self, report: Report) -> None:
-        """Copies words from the host, since a kernel that writes them would wait for an SM that those have that are to
-        be ended."""
+        """As `Lane.poison`. The host copies the words, because a kernel that wrote them would wait for an SM, and the
+        kernels that are to be ended have all of them."""
 
         def put(rank: int, word: int, value: int) -> None:
             self.words(rank)[word : word + 1].copy_(torch.tensor([value]))

@@ -1,7 +1,7 @@
-"""Where a store reaches the heaps of all ranks: found out by reading the sum of a word of each, which changes nothing.
+"""Finds the address at which a store reaches the heaps of all ranks, by reading there the sum of one word of each heap.
 
-torch gives one address for a tensor. Releases differ in whether it counts from the tensor, as that of torch 2.11 does,
-or from the allocation that the tensor lies in; both are mapped.
+torch gives one address for a tensor. In some releases, such as torch 2.11, it is the address of the tensor; in others,
+of the allocation that the tensor lies in. Both are mapped.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def multicast_address(
     read: Callable[[int, torch.device], int] = read_sum,
     near: Sequence[int] | None = None,
 ) -> int:
-    """The multicast address of the heaps, of which `memory` (uint8) is this rank's; 0 where they have none. Collective,
-    and overwrites the first word of each heap. `given`: what torch says, `offset`: bytes from the allocation to the
-    heap; `near`: the ranks whose heaps it reaches, all by default."""
+    """The multicast address of the heaps, 0 if they have none. Collective; overwrites the first word of each heap.
+    `given`: the address that torch gives; `offset`: bytes from the allocation to the heap; `memory`: this rank's heap
+    (uint8); `near`: the ranks whose heaps the address reaches, all by default."""
     if not all(gathered(group, bool(given))):
         return 0
     rank, world = dist.get_rank(group), dist.get_world_size(group)
@@ -67,5 +67,5 @@ def multicast_address(
 
 
 def _word(rank: int) -> int:
-    """A number by which the words of ranks are known."""
+    """The number that a rank writes to its word."""
     return 1_000_003 + 7919 * rank

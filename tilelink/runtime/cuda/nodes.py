@@ -1,4 +1,4 @@
-"""A lane over several nodes: near ranks by pointers, far ones by NVSHMEM (docs/nodes.md)."""
+"""A lane over several nodes: near ranks are reached by pointers, far ranks by NVSHMEM (docs/nodes.md)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tilelink.runtime.wires import Watched
 
 
 class NodesLane(CudaLane):
-    """The heaps of the own node; those of other nodes are empty here, and known to kernels by their PEs. `table`: where
-    all of them lie, as kernels take it."""
+    """The heaps of the own node. Heaps of other nodes are empty here; kernels know them by their PEs. `table`: for each
+    heap its address or, if it is far, -1 - its PE."""
 
     def __init__(
         self, device: CudaDevice, layout: HeapLayout, heaps: Sequence[torch.Tensor], sms: int, bounds: Bounds,
@@ -43,7 +43,7 @@ class NodesLane(CudaLane):
         """Raises FarAccessError for a rank of another node."""
         if not self.heaps[rank].numel():
             raise FarAccessError(
-                f"the host reaches ranks of its own node, and rank {rank} is on another: copy engines do not cross "
+                f"the host reaches only ranks of its node, and rank {rank} is on another: copy engines do not cross "
                 "nodes; take a schedule that communicates on SMs",
                 Site.of_user(),
             )
@@ -54,7 +54,7 @@ class NodesLane(CudaLane):
 
 
 class NodesGroup(CudaProcessGroup):
-    """A rank of a lane over several nodes. Calls are compared through torch's store; `team`: of the ranks' PEs."""
+    """A rank of a lane over several nodes. Calls are compared through torch's store. `team`: the team of its PEs."""
 
     def __init__(self, process_group: dist.ProcessGroup, lane: NodesLane, library: Nvshmem, team: int) -> None:
         self.library, self.team = library, team
@@ -69,8 +69,8 @@ class NodesGroup(CudaProcessGroup):
         return Watched(process_group, socket.gethostname())
 
     def reset(self) -> None:
-        """Collective. No signal may be under way when signals are zeroed. Ranks that died are named before NVSHMEM,
-        which would wait for them, is asked."""
+        """As `ProcessGroup.reset`, after all signals under way have arrived. It names ranks that died before it calls
+        NVSHMEM, which would wait for them."""
         self.site = Site.of_user()
         self.until_done()
         self._meet()
@@ -81,8 +81,8 @@ class NodesGroup(CudaProcessGroup):
 def nodes_group(
     process_group: dist.ProcessGroup, layout: HeapLayout, reserved: int, bounds: Bounds, per_node: int
 ) -> NodesGroup:
-    """The calling process's rank on its current CUDA device, of a group on nodes of `per_node` ranks; collective.
-    Raises, on every rank if one does, DeviceError, NvshmemError and WorldError."""
+    """Makes a lane of a group on nodes of `per_node` ranks, and returns the calling process's rank, on its current CUDA
+    device. Collective. Raises, on every rank if one does, DeviceError, NvshmemError and WorldError."""
     device = together(process_group, "", CudaDevice, DeviceError)
     library = initialised(process_group)
     rank = dist.get_rank(process_group)
@@ -93,7 +93,7 @@ def nodes_group(
     def allocated() -> int:
         return -(-library.allocate(layout.heap_bytes + ALIGNMENT) // ALIGNMENT) * ALIGNMENT
 
-    # All of a lane lies at one symmetric offset: NVSHMEM gives all PEs the same, and its bases are aligned alike.
+    # All heaps lie at one symmetric offset: NVSHMEM gives all PEs the same offset, and its bases are aligned alike.
     mine = together(process_group, " could not allocate its heap", allocated, NvshmemError)
     where = [mine if pe == library.pe() else library.near(mine, pe) for pe in pes]
     node = [other // per_node == rank // per_node for other in range(layout.world)]
@@ -117,11 +117,11 @@ def nodes_group(
 
 
 def tensor_at(address: int, size: int, place: torch.device) -> torch.Tensor:
-    """Memory that is not torch's, as uint8."""
+    """A uint8 tensor of memory that is not torch's."""
     if not size:
         return torch.empty(0, dtype=torch.uint8, device=place)
     if place.type == "cpu":
         return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
-    # By the array interface torch would ask where the memory is, and copy that of a peer.
+    # Not by the array interface: torch would ask where the memory is, and copy a peer's memory.
     storage = torch._C._construct_storage_from_data_pointer(address, place, size)
     return torch.empty(0, dtype=torch.uint8, device=place).set_(storage)

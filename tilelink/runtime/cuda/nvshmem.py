@@ -1,7 +1,7 @@
 """NVSHMEM's host library, by its C interface: initialised from Python, with torch's processes for a bootstrap.
 
-A rank of NVSHMEM is a PE. All processes of the group that initialises it are its PEs, in the order of their ranks. The
-layout of structures is that of NVSHMEM 3 (`nvshmem_types.h`, `nvshmem_uniqueid.h`); each says its version and size.
+A rank of NVSHMEM is a PE. All processes of the group that initialises it are its PEs, in the order of their ranks.
+Structures are laid out as in NVSHMEM 3 (`nvshmem_types.h`, `nvshmem_uniqueid.h`); each has its version and size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tilelink.runtime.bounds import LONGEST_REST
 VERSION = 1 << 16
 WITH_UNIQUE_ID = 1 << 3
 INITIALISED = 2
-"""NVSHMEM_STATUS_IS_INITIALIZED; what is more says how many processes share a GPU."""
+"""NVSHMEM_STATUS_IS_INITIALIZED; larger values say how processes share a GPU."""
 ALL_PES, OF_NODE = 0, 2
 """NVSHMEM_TEAM_WORLD and NVSHMEMX_TEAM_NODE."""
 _asked = [0]
@@ -58,7 +58,7 @@ class InitAttributes(Structure):
 
 
 class Nvshmem:
-    """The library; each method is one call of it. `library`: what answers, by ctypes. Raises NvshmemError."""
+    """NVSHMEM; each method makes one call of it. `library`: its library in ctypes. Raises NvshmemError."""
 
     def __init__(self, library: Any) -> None:
         self.library = library
@@ -66,23 +66,23 @@ class Nvshmem:
             getattr(library, name).restype = c_void_p
 
     def initialised(self) -> bool:
-        """Whether somebody in this process has initialised it, such as torch."""
+        """Whether anything in this process, such as torch, has initialised it."""
         return int(self.library.nvshmemx_init_status()) >= INITIALISED
 
     def unique_id(self) -> bytes:
-        """A new place to meet, made by one process for all."""
+        """A new id of a meeting place; one process makes it for all."""
         found = UniqueId(version=VERSION + sizeof(UniqueId))
         self._ok("nvshmemx_get_uniqueid", byref(found))
         return bytes(found)
 
     def initialise(self, unique_id: bytes, rank: int, ranks: int) -> None:
-        """Collective: this process becomes PE `rank` of `ranks`, on its current device."""
+        """Collective: makes this process PE `rank` of `ranks`, on its current device."""
         where = UniqueId.from_buffer_copy(unique_id)
         attributes = self.attributes(where, rank, ranks)
         self._ok("nvshmemx_hostlib_init_attr", WITH_UNIQUE_ID, byref(attributes))
 
     def attributes(self, where: UniqueId, rank: int, ranks: int) -> InitAttributes:
-        """What `initialise` gives the library: filled in by itself."""
+        """The attributes that `initialise` gives the library; the library fills them in."""
         found = InitAttributes(version=VERSION + sizeof(InitAttributes))
         found.args.version = VERSION + sizeof(InitArgs)
         found.args.unique_id.version = VERSION + sizeof(UniqueIdArgs)
@@ -93,11 +93,11 @@ class Nvshmem:
         return int(self.library.nvshmem_my_pe())
 
     def pes(self) -> int:
-        """How many there are."""
+        """The number of PEs."""
         return int(self.library.nvshmem_n_pes())
 
     def allocate(self, size: int) -> int:
-        """Collective over all PEs: so many bytes of symmetric memory, aligned to 256; its address here."""
+        """Collective over all PEs: allocates symmetric memory, aligned to 256 bytes; returns its address here."""
         found = self.library.nvshmem_malloc(c_size_t(size))
         if not found:
             raise NvshmemError(
@@ -110,8 +110,8 @@ class Nvshmem:
         return int(self.library.nvshmem_ptr(c_void_p(address), c_int(pe)) or 0)
 
     def team(self, pes: Sequence[int]) -> int:
-        """The team of these PEs, of which this is one; collective over all PEs, each with its own. Raises
-        NvshmemError."""
+        """The team of these PEs, which include this one. Collective over all PEs, each with the PEs of its own team.
+        Raises NvshmemError."""
         if list(pes) == list(range(self.pes())):
             return ALL_PES
         of_node = [pe for pe in pes if self.library.nvshmem_team_translate_pe(ALL_PES, pe, OF_NODE) >= 0]
@@ -122,11 +122,11 @@ class Nvshmem:
         return made.value
 
     def multicast(self, address: int, team: int) -> int:
-        """Where a store reaches a symmetric address on all PEs of a team; 0 where the fabric maps none."""
+        """Where a store reaches a symmetric address on all PEs of a team; 0 if the fabric maps none."""
         return int(self.library.nvshmemx_mc_ptr(team, c_void_p(address)) or 0)
 
     def settle(self, team: int) -> None:
-        """Collective over a team: nothing that any of its PEs has sent is under way."""
+        """Collective over a team: waits until everything that its PEs have sent has arrived."""
         self._ok("nvshmem_barrier", team)
 
     def _ok(self, name: str, *arguments: Any) -> None:
@@ -136,28 +136,29 @@ class Nvshmem:
 
 
 def strided(pes: Sequence[int]) -> tuple[int, int]:
-    """First and distance of PEs that a team can have. Raises NvshmemError for others."""
+    """The first PE of a team, and the step between its PEs. Raises NvshmemError for PEs without an equal step."""
     stride = pes[1] - pes[0] if len(pes) > 1 else 1
     if stride < 1 or list(pes) != [pes[0] + stride * k for k in range(len(pes))]:
-        raise NvshmemError(f"PEs {list(pes)} are no team of NVSHMEM: one rises from its first in equal steps")
+        raise NvshmemError(f"PEs {list(pes)} are no team of NVSHMEM: the PEs of a team rise in equal steps")
     return pes[0], stride
 
 
 def all_ask(library: Nvshmem, asked: Mapping[str, Any], patience: float) -> None:
-    """Returns once all PEs ask for a lane alike, each for that of its own group: NVSHMEM makes memory and teams with
-    all of them together. Raises NvshmemError where some do not come within so many seconds, or ask otherwise."""
+    """Returns once all PEs ask for a lane alike, each for the lane of its own group, because NVSHMEM makes memory and
+    teams with all PEs together. Raises NvshmemError if some PE does not ask within `patience` seconds, or asks for
+    other options."""
     assert dist.group.WORLD is not None
     store = PrefixStore(f"tilelink/nvshmem/{_asked[0]}", _get_process_group_store(dist.group.WORLD))
     mine, pes, until = str(library.pe()), range(library.pes()), time.monotonic() + patience
     store.set(mine, json.dumps(dict(asked)))
 
     def said(pe: int) -> Any:
-        """What a PE asks for; None if it gave up, or has not come."""
+        """The options that a PE asks for; None if it gave up, or has not asked."""
         return json.loads(store.get(str(pe))) if store.check([str(pe)]) else None
 
     while waiting := [pe for pe in pes if said(pe) is None]:
         if time.monotonic() > until:
-            store.set(mine, json.dumps(None))  # who comes now has to wait in vain, too
+            store.set(mine, json.dumps(None))  # a PE that comes now will give up, too
             absent = [pe for pe in waiting if not store.check([str(pe)])] or waiting
             raise NvshmemError(
                 f"PEs {absent} of NVSHMEM made no lane within {patience:g} s: it makes memory with all of its "
@@ -170,7 +171,7 @@ def all_ask(library: Nvshmem, asked: Mapping[str, Any], patience: float) -> None
 
 
 def loaded() -> Nvshmem:
-    """The library that this process has loaded already, else that of the wheel. Raises NvshmemError."""
+    """The library that this process has loaded already, else the one in the wheel. Raises NvshmemError."""
     try:
         return Nvshmem(host_library())
     except NvshmemError:
@@ -182,7 +183,7 @@ def loaded() -> Nvshmem:
 
 
 def initialised(group: dist.ProcessGroup) -> Nvshmem:
-    """The library, initialised with the processes of a group, unless it was before; collective. Raises NvshmemError, on
+    """The library, initialised with the processes of a group if it was not before. Collective. Raises NvshmemError, on
     every rank if one does."""
     library = together(group, " has no NVSHMEM", loaded, NvshmemError)
     before = gathered(group, library.initialised())

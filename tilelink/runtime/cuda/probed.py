@@ -1,7 +1,7 @@
-"""What bench/gpu/probe.py has found out of a GPU, kept for the programs that run on it.
+"""The answers of bench/gpu/probe.py about a GPU, kept for the programs that run on it.
 
-A form that no probe has answered for is used only where nothing else would do: `FORMS` says so, and why the form is in
-doubt. What a probe has refused is not used.
+Without an answer, a form is used only if nothing else would do; `FORMS` says which forms these are, and why a form is
+in doubt. A form that a probe has refused is not used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tilelink.backend.cache import cache_folder
 
 @dataclass(frozen=True)
 class Form:
-    """`unasked`: whether it is used before a probe has answered; `doubt`: what the probe asks."""
+    """A form. `unasked`: whether it is used before a probe has answered; `doubt`: the question of the probe."""
 
     unasked: bool
     doubt: str
@@ -38,7 +38,7 @@ FORMS = {
 
 @dataclass(frozen=True)
 class Probed:
-    """The answers that there are, by form."""
+    """The known answers, by form."""
 
     answers: Mapping[str, bool] = field(default_factory=dict)
 
@@ -47,7 +47,7 @@ class Probed:
         return self.answers.get(form, FORMS[form].unasked)
 
     def why_not(self, form: str) -> str:
-        """What an error says of a form that may not be used."""
+        """The text of an error about a form that may not be used."""
         doubt = FORMS[form].doubt
         if form in self.answers:
             return f"bench/gpu/probe.py has asked this GPU {doubt}: no"
@@ -59,8 +59,7 @@ def _file() -> Path:
 
 
 def read(stack: str) -> Probed:
-    """What was found with a GPU, driver, torch and Triton, named by `stack`; nothing where nobody asked. Raises
-    CacheError."""
+    """The answers for the GPU, driver, torch and Triton of `stack`; none if no probe was run. Raises CacheError."""
     try:
         found = json.loads(_file().read_text()).get(stack, {})
     except FileNotFoundError:
@@ -69,7 +68,7 @@ def read(stack: str) -> Probed:
 
 
 def write(stack: str, answers: Mapping[str, bool]) -> Path:
-    """Keeps what was found in place of what was kept for that stack; returns the file. Raises CacheError."""
+    """Keeps answers in place of the ones kept for that stack before; returns the file. Raises CacheError."""
     path = _file()
     kept = json.loads(path.read_text()) if path.exists() else {}
     temporary = path.with_suffix(".tmp")

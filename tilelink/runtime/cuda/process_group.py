@@ -1,4 +1,4 @@
-"""One process a rank, each on a GPU of its own: heaps in symmetric memory of torch, runs in the order of the stream."""
+"""One process a rank, each on its own GPU: heaps in symmetric memory of torch, runs in the order of the stream."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tilelink.runtime.process_group import ProcessGroup
 class CudaProcessGroup(CudaGroup, ProcessGroup):
     """A rank that is a process with a GPU. See `tilelink.group`.
 
-    A call returns when its kernels are enqueued. New calls are compared with those of the other ranks before anything
-    is launched, and so they wait for each other on the host; calls like one before do not.
+    A call returns when its kernels are enqueued. New calls are compared between ranks before anything is launched, so
+    the hosts wait for each other; for calls like an earlier one they do not.
     """
 
     def __init__(self, process_group: dist.ProcessGroup, lane: CudaLane) -> None:
         ProcessGroup.__init__(self, process_group, lane, lane.bounds)
         CudaGroup.__init__(self, lane, self.rank)
-        lane.heaps[self.rank].fill_(0xFF)  # NaN of every dtype, so that what nobody wrote shows
+        lane.heaps[self.rank].fill_(0xFF)  # NaN of every dtype, so that unwritten elements show
         lane.device.synchronize(lane.device.current())
         lane.clear(self.rank)
         self._agreed: Kept[Agreement, bool] = Kept(KEPT_CALLS * lane.layout.slots)
@@ -42,17 +42,17 @@ class CudaProcessGroup(CudaGroup, ProcessGroup):
         return script.agreement in self._agreed
 
     def compare(self, call: dict[str, Any], site: Site) -> None:
-        """A script may be new to one rank alone, where its tensors lie otherwise than before; calls are new to all
-        ranks or to none. Hence what they agreed on goes in the order in which it came, the same on all of them: looking
-        for it changes nothing."""
+        """Compares a call that is new to the ranks. A script may be new to one rank alone, because its tensors lie
+        otherwise than before, but a call must be new to all ranks or to none. Agreements are therefore forgotten in the
+        order in which they were made, the same on all ranks: looking one up does not change this order."""
         key = agreement(call)
         if key not in self._agreed:
             ProcessGroup.compare(self, call, site)
             self._agreed.put(key, True)
 
     def replay(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Replays a graph that was captured on this rank. What is asked of the graphs of a group is what is asked of
-        its calls: all ranks replay the same, in the same order."""
+        """Replays a graph that was captured on this rank. As with calls, all ranks of a group must replay the same
+        graphs in the same order."""
         if self._flag[0]:
             self.check()
         self.in_order()
@@ -66,7 +66,7 @@ class CudaProcessGroup(CudaGroup, ProcessGroup):
         self.raise_if_refused()
 
     def reset(self) -> None:
-        """Collective: waits for what was launched, which bounded waits end; then the lane is as new."""
+        """Collective: waits for all launched work, whose waits are bounded, then makes the lane usable again."""
         self.until_done()
         self._agreed.clear()
         ProcessGroup.reset(self)
@@ -75,11 +75,11 @@ class CudaProcessGroup(CudaGroup, ProcessGroup):
 def cuda_process_group(
     process_group: dist.ProcessGroup, layout: HeapLayout, reserved: int, bounds: Bounds
 ) -> CudaProcessGroup:
-    """The calling process's rank, on its current CUDA device; collective. Raises, on every rank if one does,
-    DeviceError, WorldError, SymmetricMemoryError."""
+    """Makes a lane, and returns the calling process's rank, on its current CUDA device. Collective. Raises, on every
+    rank if one does, DeviceError, WorldError, SymmetricMemoryError."""
     device = together(process_group, "", CudaDevice, DeviceError)
     if not 0 <= reserved < device.sms:
-        what = f"the device has {device.sms} SMs, of which one at least is ours"
+        what = f"the device has {device.sms} SMs, and the lane needs at least one"
         raise WorldError(f"reserved={reserved}: {what}", Site.of_user())
     heap = symmetric_heap(layout.heap_bytes, process_group, device.place)
     lane = CudaLane(device, layout, heap.memories, device.sms - reserved, bounds, heap.multicast)

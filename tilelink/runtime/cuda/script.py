@@ -1,6 +1,6 @@
-"""What the host of a rank does for a run, to be done again: only the caller's tensors change from call to call.
+"""The host's steps of a run, recorded to be repeated: only the caller's tensors change from call to call.
 
-It is the host plan of `tilelink.backend.host` with all values in it: kernels on the stream of the lane, copies and
+A script is a host plan of `tilelink.backend.host` with all values in it: kernels on the stream of the lane, copies and
 writes of signals on a stream for each peer.
 """
 
@@ -28,13 +28,13 @@ Agreement = frozenset[tuple[str, str]]
 
 
 def agreement(call: Mapping[str, Any]) -> Agreement:
-    """What ranks have to agree on in a call, as a key."""
+    """The values of a call on which ranks have to agree, as a key."""
     return frozenset(Post.of(0, call).values.items())
 
 
 @dataclass(frozen=True)
 class Streams:
-    """The stream of a rank's lane, and those of its copy engine, by peer."""
+    """The stream of a rank's lane, and the streams of its copy engine, by peer."""
 
     lane: Stream
     engine: Mapping[int, Stream]
@@ -42,8 +42,8 @@ class Streams:
 
 @dataclass(frozen=True)
 class KernelStep:
-    """A kernel on the stream of the lane: values of all its parameters but tensors of the caller, which of them those
-    are, and which are descriptors of them. Nothing of the caller's is kept."""
+    """A kernel on the stream of the lane. `values`: the values of its parameters, without tensors of the caller.
+    `tensors`, `described`: the positions and names of the caller's tensors, and of descriptors of them."""
 
     launch: Callable[..., None]
     names: tuple[str, ...]
@@ -62,14 +62,14 @@ class KernelStep:
 
 
 Step = Callable[[Tensors, Streams], object]
-"""What the host does: a kernel, or something else on the stream of the lane or on those of peers."""
+"""A step of the host: a kernel, or other work on the stream of the lane or on streams of peers."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """A run that was made once, in its slot. `call`: what ranks have to agree on; `outputs`: the results that
-    torch allocates, by name; `returned`: what the call returns; `peers`: those whose streams it takes; `waits`:
-    streams wait for tiles of the kernel."""
+    """A run that was made once, in its slot. `call`: the values on which ranks have to agree; `outputs`: the results
+    that torch allocates, by name; `returned`: the names of the results that the call returns; `peers`: the peers whose
+    streams it takes; `waits`: whether streams wait for tiles of the kernel."""
 
     record: Record
     slot: int
@@ -83,7 +83,7 @@ class Script:
 
     @classmethod
     def of(cls, lane: CudaLane, run: Run, site: Site) -> Script:
-        """The script of a run: its kernels are loaded, which may take a while. Raises ResidencyError."""
+        """Makes the script of a run, and loads its kernels, which may take a while. Raises ResidencyError."""
         program = run.prepared.program
         return cls(
             run.record(),
@@ -99,16 +99,16 @@ class Script:
 
     @property
     def kernels(self) -> int:
-        """How many kernels it launches."""
+        """The number of kernels that it launches."""
         return sum(isinstance(step, KernelStep) for step in self.steps)
 
     @cached_property
     def agreement(self) -> Agreement:
-        """What ranks have to agree on, as a key."""
+        """The values on which ranks have to agree, as a key."""
         return agreement(self.call)
 
     def play(self, tensors: Tensors, streams: Streams) -> None:
-        """Does it again, with other tensors of the caller."""
+        """Does the run again, with other tensors of the caller."""
         for step in self.steps:
             step(tensors, streams)
 
@@ -141,7 +141,7 @@ def _step(lane: CudaLane, run: Run, step: Planned, site: Site) -> Step:
 
 
 def _signals(lane: CudaLane, run: Run, tensor: str, rank: int) -> torch.Tensor:
-    """The signals of a tensor on a rank of this node, in the slot of a run: a row of words each, whose first counts."""
+    """The signals of a tensor on a rank of this node, in the slot of a run: a row of words each; the first counts."""
     cells = next(n for name, _, n in run.placement.signals if name == tensor)
     words = run.prepared.lowered.target.signal_bytes // 4
     return lane.memory(rank, run.signals_at(tensor), (cells, words), torch.int32)
@@ -155,7 +155,7 @@ def _kernel(lane: CudaLane, run: Run, step: KernelLaunch, site: Site) -> KernelS
     except ScheduleError as e:
         raise type(e)(e.message, site).because_of("the schedule", lowered.program.schedule_site) from None
     lane.loaded[named] = kernel
-    published = {t.name for t in lowered.program.on_heap}  # what is described lies there
+    published = {t.name for t in lowered.program.on_heap}  # their descriptors point into the slot
     of_caller = (p for p in lowered.parameters if p.kind in ("tensor", "blocks", "stamps") and p.of in run.tensors)
     of = {p.name: p.of for p in of_caller if p.kind != "blocks" or p.of not in published}
     mine = [(at, name, value) for at, (name, value) in enumerate(arguments.items()) if name in of]
@@ -171,7 +171,7 @@ def _kernel(lane: CudaLane, run: Run, step: KernelLaunch, site: Site) -> KernelS
 
 
 def _part(lane: CudaLane, run: Run, place: Place) -> Callable[[Tensors], torch.Tensor]:
-    """Where a region of a copy lies: in the slot on its rank, or in the caller's tensor."""
+    """A function that gives the memory of a copied region: in the slot on its rank, or in the caller's tensor."""
     part = run.part_of(place)
     if place.tensor not in dict(run.placement.data):
         return lambda tensors: tensors[place.tensor][part]

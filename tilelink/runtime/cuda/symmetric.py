@@ -1,8 +1,8 @@
-"""Symmetric memory of torch, behind one function: torch 2.11 to 2.15 differ here, and nothing else may know.
+"""Symmetric memory of torch, behind one function. torch 2.11 to 2.15 differ here, and no other file may depend on that.
 
-`torch.distributed._symmetric_memory` maps an allocation of every rank into every other's address space. We use that and
-no more: no signal pads, which moved between releases, no barriers, no groups to be enabled first. Control words and
-signals lie in the heap that is allocated here.
+`torch.distributed._symmetric_memory` maps an allocation of every rank into every other rank's address space. We use
+nothing else of it: no signal pads, which moved between releases, no barriers, no groups to be enabled first. Control
+words and signals lie in the heap that is allocated here.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tilelink.runtime.cuda.driver import driver
 from tilelink.runtime.cuda.multicast import multicast_address
 
 FIRST_TORCH = (2, 11)
-"""The first whose `rendezvous` needs no group to be enabled and whose handle has `offset`."""
+"""The first release whose `rendezvous` needs no enabled group and whose handle has `offset`."""
 
 OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
-"""torch's switch for several ranks on one device: it then maps no multicast, and time-slices the processes."""
+"""torch's switch for several ranks on one device. torch then maps no multicast, and processes get time slices."""
 
 
 @dataclass(frozen=True)
 class SymmetricHeap:
-    """The heaps of all ranks as they are mapped in this process (`memories`: uint8, on its device; its own among them),
-    and where a store reaches all of them (0: nowhere). `handle` keeps the mappings alive."""
+    """The heaps of all ranks as this process maps them. `memories`: uint8 tensors on its device, its own heap among
+    them. `multicast`: the address at which a store reaches all of them, or 0. `handle` keeps the mappings alive."""
 
     memories: tuple[torch.Tensor, ...]
     multicast: int
@@ -39,9 +39,9 @@ class SymmetricHeap:
 
 
 def symmetric_heap(heap_bytes: int, group: dist.ProcessGroup, device: torch.device) -> SymmetricHeap:
-    """Allocates a heap on every rank of a group and maps all of them; collective. What is in it is undefined.
+    """Allocates a heap on every rank of a group and maps all of them. Collective. Their contents are undefined.
 
-    Raises SymmetricMemoryError on every rank, where one of them can't.
+    Raises SymmetricMemoryError on every rank, if one of them can't.
     """
     refuse(group, " can't have symmetric memory", obstacle(device), SymmetricMemoryError)
     unreachable = _unreachable(_places(group, device), group.rank())
@@ -64,9 +64,9 @@ def symmetric_heap(heap_bytes: int, group: dist.ProcessGroup, device: torch.devi
 
 
 def heap_of(handle: Any, memory: torch.Tensor, rank: int, world: int) -> SymmetricHeap:
-    """The heap behind a handle of torch. `buffer_ptrs` are where allocations begin, and `offset` is where the tensor
-    lies in its own; all ranks allocate alike, so it lies there in theirs. `multicast` is as torch gives it. Raises
-    SymmetricMemoryError."""
+    """The heap behind a handle of torch. `buffer_ptrs` of the handle are the beginnings of allocations. `offset` is
+    where the tensor lies in its own allocation, and in all others, because all ranks allocate alike. `multicast` is as
+    torch gives it. Raises SymmetricMemoryError."""
     offset = int(handle.offset)
     addresses = tuple(int(base) + offset for base in handle.buffer_ptrs)
     if len(addresses) != world or int(handle.rank) != rank:
@@ -91,7 +91,7 @@ def heap_of(handle: Any, memory: torch.Tensor, rank: int, world: int) -> Symmetr
 
 
 def _peer(handle: Any, peer: int, memory: torch.Tensor, address: int) -> torch.Tensor:
-    """The heap of a peer as a tensor. Whether torch counts from the allocation or from the tensor in it is seen."""
+    """The heap of a peer as a tensor. It tries whether torch counts from the allocation or from the tensor in it."""
     for first in (0, int(handle.offset)):
         found: torch.Tensor = handle.get_buffer(peer, memory.shape, memory.dtype, first)
         if found.data_ptr() == address:
@@ -110,11 +110,11 @@ def has_multicast(device: torch.device) -> bool:
     return bool(_SymmetricMemory.has_multicast_support(DeviceType.CUDA, device.index or 0))
 
 
-# ---- what may be in the way
+# ---- obstacles
 
 
 def obstacle(device: torch.device) -> str | None:
-    """Why this rank can't have symmetric memory at all."""
+    """Why this rank can't have symmetric memory at all; None if it can."""
     number = tuple(int(n) for n in torch.__version__.split("+")[0].split(".")[:2])
     if number < FIRST_TORCH:
         return f"torch {torch.__version__}: symmetric memory is used from {'.'.join(map(str, FIRST_TORCH))} on"
@@ -142,7 +142,7 @@ def _places(group: dist.ProcessGroup, device: torch.device) -> list[_Place]:
 
 
 def _unreachable(places: list[_Place], rank: int) -> str | None:
-    """Which peer's memory this rank can't reach, and why."""
+    """The first peer whose memory this rank can't reach, and why; None if it reaches all."""
     mine = places[rank]
     for peer, place in enumerate(places):
         if peer == rank:
@@ -156,7 +156,7 @@ def _unreachable(places: list[_Place], rank: int) -> str | None:
                     f"(torch.cuda.set_device before the first call), or set {OVERLAPPING}=1 to share it for tests"
                 )
         elif place.device == mine.device:
-            continue  # each process sees its own GPU alone, and can't be asked
+            continue  # each process sees only its own GPU, so this can't be asked
         elif not torch.cuda.can_device_access_peer(mine.device, place.device):
             return f"cuda:{mine.device} can't access the memory of cuda:{place.device}, where rank {peer} is"
         elif not driver().has_native_atomics(mine.device, place.device):

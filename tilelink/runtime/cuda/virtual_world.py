@@ -3,10 +3,10 @@
     world = VirtualWorld(4)
     outs = world.run(lambda group: all_gather_matmul(x[group.rank], weight[group.rank], schedule="push", group=group))
 
-Kernels know no difference to ranks on several GPUs; the device makes two: its one L2 cache shows stores to ranks that
-should have been released to the whole system and were not, and times are not those of several GPUs. The kernels of all
-ranks are resident together: a worker fits on an SM that is empty, all ranks have no more workers at a time than there
-are SMs, and so, while one is missing, some SM is empty.
+Kernels are the same as on several GPUs. The device makes two differences. Its one L2 cache also shows other ranks
+stores that lack a release at system scope. Times differ from times on several GPUs. The kernels of all ranks are
+resident together: any worker fits on an empty SM, and all ranks together have no more workers than there are SMs. While
+a worker is missing, some SM is therefore empty.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 DEFAULT_ENTER = 60.0
 DEFAULT_STUCK = 5.0
 STACK_BYTES = 16 << 20
-"""Of a host's thread: Triton compiles there, whose compiler recurses."""
+"""The stack of a host's thread. Triton compiles there, and its compiler recurses."""
 SERIALISING = {
     "compute-sanitizer": (
         "libsanitizer-collection.so", ("NV_SANITIZER_INJECTION_PORT_BASE", "NV_SANITIZER_INJECTION_PORT_RANGE_BEGIN")
@@ -51,23 +51,23 @@ SERIALISING = {
         "libcuda-injection.so", ("NV_COMPUTE_PROFILER_PERFWORKS_DIR", "NV_NSIGHT_INJECTION_PORT_BASE")
     ),
 }  # fmt: skip
-"""Tools that run kernels one after the other: the library by which each gets into a process, and variables that it sets
-there. As public projects and packages tell of versions from 2020 to 2026; the libraries of launchers, which both tools
-have and Nsight Systems may, say nothing."""
+"""Tools that run kernels one after the other: for each, the library that it loads into a process, and the variables
+that it sets there. Sources: public projects and packages, for versions from 2020 to 2026. Libraries of launchers prove
+nothing: both tools have one, and Nsight Systems may have one."""
 MAPS = Path("/proc/self/maps")
-"""The files that are mapped in this process."""
+"""The list of files that are mapped in this process."""
 _LAUNCHED = 0
-"""The key on which hosts are parked that wait for the launches of others."""
+"""The key on which hosts are parked that wait for other hosts to launch."""
 
 
 class VirtualWorld:
     """A world of ranks on one GPU.
 
-    `device`: which, by its number; the current one by default. `heap_bytes`, `slots`, `signal_bytes`: as in `CpuWorld`,
-    of each rank. `reserved`: SMs that no rank uses; each rank has an equal share of the others. `enter_timeout`,
-    `stuck_timeout`: seconds, see `Bounds`; here a rank has not come if its function ended without the call.
+    `device`: the number of the GPU; the current one by default. `heap_bytes`, `slots`, `signal_bytes`, of each rank: as
+    in `CpuWorld`. `reserved`: SMs that no rank uses; each rank has an equal share of the others. `enter_timeout`,
+    `stuck_timeout`: seconds, see `Bounds`; here a rank never enters if its function ends without the call.
 
-    Raises DeviceError where there is no GPU, WorldError, HeapError.
+    Raises DeviceError without a GPU, WorldError, HeapError.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class VirtualWorld:
 
     @public
     def run(self, function: Callable[[VirtualGroup], T]) -> list[T]:
-        """Runs `function(group)` for every rank, each on its own thread, one at a time, and with its rank's stream as
-        the current one; waits for all that it launched; returns what it returned, by rank. Raises what a rank raises,
+        """Runs `function(group)` for every rank, waits for everything it launched, and returns the results by rank.
+        Each rank has its own thread and current stream; one runs at a time. Raises what a rank raises,
         RankMismatchError, StuckError and NeverEnteredError. After an error the world is as new, apart from results."""
         if self.hosts.running:
             raise WorldError("this world runs already", Site.of_user())
@@ -131,8 +131,8 @@ class VirtualWorld:
                 self.reset()
 
     def reset(self) -> None:
-        """Forgets all runs: control words and signals are as in the beginning. Waits until all runs have ended, which
-        bounded waits do."""
+        """Forgets all runs: control words and signals are as in the beginning. First it waits until all runs have
+        ended; their waits are bounded."""
         for group in self.groups:
             self.device.synchronize(group.stream)
         self.log = CallLog(self.world)
@@ -143,13 +143,13 @@ class VirtualWorld:
         self.device.synchronize(self.device.current())
 
     def timeline(self) -> Timeline:
-        """Of the last run that was called with `timed=True`, measured: microseconds of the device's timer. Ranks share
-        the device: what one rank waits for another, they take from each other, too. Raises WorldError."""
+        """The timeline of the last run called with `timed=True`, measured in microseconds by the device's timer. Ranks
+        share the device, so they also slow each other down. Raises WorldError."""
         return timeline_of([group.timed for group in self.groups])
 
 
 def one_at_a_time(probed: Probed) -> str:
-    """Why kernels of this process do not run together, or ""."""
+    """Why kernels of this process can't run together, or ""."""
     if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
         return "CUDA_LAUNCH_BLOCKING is set: each launch waits for the kernel to end; unset it, or use one rank"
     if tool := next((tool for tool, traces in SERIALISING.items() if _is_here(*traces)), ""):
@@ -158,18 +158,18 @@ def one_at_a_time(probed: Probed) -> str:
 
 
 def _is_here(library: str, variables: Sequence[str]) -> bool:
-    """Whether a tool is in this process, by its library or what it sets."""
+    """Whether a tool is in this process, according to its library or the variables that it sets."""
     named = " ".join(os.environ.get(name, "") for name in ("LD_PRELOAD", "CUDA_INJECTION64_PATH"))
     return library in named or any(v in os.environ for v in variables) or f"/{library}" in MAPS.read_text()
 
 
 class Hosts:
-    """The host functions of `world` ranks in one process, without a race between them and without a deadlock.
+    """Runs the host functions of `world` ranks in one process, without a race between them and without a deadlock.
 
-    One host runs at a time, on a thread of its own, until it comes to a launch. There it waits for the others, and when
-    all have come their launches are made in one go, in the order of their ranks. So nothing stands between the launches
-    of kernels that wait for each other: no operation of torch behind which a launch would queue, no kernel that CUDA
-    loads late (which may wait until the device is idle), and no other thread with the interpreter's lock.
+    One host runs at a time, on its own thread, until it comes to a launch. There it waits for the others. When all have
+    come, their launches are made in one go, in the order of their ranks. Nothing can then come between the launches of
+    kernels that wait for each other: no operation of torch behind which a launch would queue, no kernel that CUDA loads
+    late (which may wait until the device is idle), and no other thread with the interpreter's lock.
     """
 
     def __init__(self, world: int) -> None:
@@ -178,7 +178,7 @@ class Hosts:
         self._waiting: dict[int, Callable[[], None]] = {}
 
     def run(self, body: Callable[[int], T]) -> list[T]:
-        """Runs `body(rank)` for every rank; returns what it returned, by rank. Raises what a body raised first."""
+        """Runs `body(rank)` for every rank; returns the results by rank. Raises the first error of a body."""
         results: dict[int, T] = {}
 
         def host(rank: int) -> None:
@@ -199,7 +199,7 @@ class Hosts:
         return self._scheduler is not None
 
     def together(self, rank: int, launch: Callable[[], None]) -> None:
-        """Returns once `launch` was called: when every rank has come here, or those that have not can't any more."""
+        """Returns once `launch` was called: when every rank has come here, or no other rank can come any more."""
         assert self._scheduler is not None, "outside of run"
         self._waiting[rank] = launch
         if len(self._waiting) == self.world:
@@ -208,8 +208,8 @@ class Hosts:
             self._scheduler.block((_LAUNCHED,))
 
     def _launch(self, parked: Sequence[Task] = ()) -> None:
-        """Launches what waits: of all ranks; or, where all hosts that are left are `parked`, since some rank has made
-        fewer calls, which the kernels of the others find out."""
+        """Launches the waiting launches: of all ranks; or, if some rank has made fewer calls, when all hosts that are
+        left are `parked`. The kernels of the other ranks then find out that this rank is missing."""
         assert self._scheduler is not None
         launches, self._waiting = self._waiting, {}
         for rank in sorted(launches):
@@ -233,18 +233,18 @@ class VirtualGroup(CudaGroup):
         return super().call(call)
 
     def compare(self, call: dict[str, Any], site: Site) -> None:
-        """Nothing yet: calls are compared when ranks come to launch."""
+        """Does nothing: calls are compared when ranks come to launch."""
 
     def play(self, script: Script, tensors: dict[str, torch.Tensor], streams: Streams) -> None:
-        """Launches together with the other ranks; while a graph is captured, which runs nothing, at once."""
+        """Launches together with the other ranks. While a graph is captured, it launches at once: nothing runs then."""
         if self.lane.device.capturing():
             super().play(script, tensors, streams)
         else:
             self._together(self.runs - 1, script.call, partial(super().play, script, tensors, streams))
 
     def queues(self, script: Script) -> tuple[int, str]:
-        """Behind the launches of a rank that waits for this one, copies would never begin, and maybe no second kernel:
-        both want queues of their own."""
+        """As `CudaGroup.queues`. Copies, and maybe a second kernel, need their own queues: behind the launches of a
+        rank that waits for this one, they would never begin."""
         if script.peers:
             return 2 * (self.world + 1), f"{self.world} ranks that use the copy engine on one device"
         if script.kernels > 1 and self.world > 1 and not self.lane.device.probed.allows("few_queues"):
@@ -267,9 +267,8 @@ class VirtualGroup(CudaGroup):
         raise StuckError(f"no rank can go on, nothing came for {bounds.stuck:g} s:\n  {line}", Site.of_user())
 
     def replay(self, graph: Any) -> None:
-        """Replays a graph (`torch.cuda.CUDAGraph`) that was captured on this rank, together with the other ranks. What
-        is asked of the graphs of a group is what is asked of its calls: all ranks replay the same. Raises
-        CaptureError."""
+        """Replays a graph (`torch.cuda.CUDAGraph`) that was captured on this rank, together with the other ranks. As
+        with calls, all ranks of a group must replay the same graphs. Raises CaptureError."""
         probed = self.lane.device.probed
         if self.world > 1 and not probed.allows("graphs_together"):
             raise CaptureError(f"graphs of {self.world} ranks wait for each other; {probed.why_not('graphs_together')}")
