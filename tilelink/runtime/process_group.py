@@ -56,7 +56,7 @@ def group(
 ) -> ProcessGroup:
     """Makes a lane of all processes of a `torch.distributed` group (all processes by default), and returns the calling
     process's rank in it. Collective: all of them call it with the same options. One group or several may have several
-    lanes. A process in more than one lane must call programs in an order that does not make ranks wait in a circle.
+    lanes. A process in several lanes must call programs on them in an order that does not make ranks wait in a circle.
 
     `device`: where the ranks are. By default each is on its current CUDA device, if this process sees one and the group
     has a backend other than gloo for it, else on the CPU. `heap_bytes`, `slots`, `signal_bytes`: as in `CpuWorld`.

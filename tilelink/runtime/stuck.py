@@ -137,7 +137,7 @@ def _signals(waits: Iterable[Poll]) -> tuple[Poll, ...]:
 
 
 def _unstarted(unstarted: UnstartedPrograms, prepared: Prepared | None) -> str:
-    """The line about unstarted programs. A rank's launches run in order: in the running one, some workers have started."""
+    """A line about unstarted programs. A rank's launches run in order; some workers of the running one have begun."""
     first, last = unstarted.programs[0], unstarted.programs[-1]
     if prepared is not None and first >= prepared.events.kernel_workers:
         agent = prepared.events.worker_name(first)

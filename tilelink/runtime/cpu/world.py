@@ -121,7 +121,7 @@ class CpuWorld:
 
         def host(rank: int) -> T:
             group = self.groups[rank]
-            with torch.set_grad_enabled(gradients), _OnStream(group), _Read(group):  # per thread: per rank
+            with torch.set_grad_enabled(gradients), _OnStream(group), _Read(group):  # for this rank's thread
                 return function(group)
 
         try:

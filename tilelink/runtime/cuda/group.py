@@ -156,7 +156,7 @@ class CudaGroup(Group):
             return f"in a schedule with a copy engine; {probed.why_not('engines_in_graphs')}; or take another schedule"
         return ""
 
-    # ---- how a run ends, and a lane
+    # ---- the end of runs, and of a lane
 
     def synchronize(self) -> None:
         """Waits until everything this rank launched is done. Raises StuckError or NeverEnteredError, the same on every
