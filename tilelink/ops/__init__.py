@@ -35,7 +35,7 @@ __all__ = [
 
 
 def _take(folders: Iterable[str]) -> None:
-    """A file with a function of its name is an operator, listed or not; those above are named for readers of types."""
+    """Exports every function that has the name of its file. The imports above name known ones for type checkers."""
     for file in pkgutil.iter_modules(folders):
         module = importlib.import_module(f"{__name__}.{file.name}")
         if hasattr(module, file.name):

@@ -24,15 +24,15 @@ T = TypeVar("T")
 MACHINE = "TILELINK_MACHINE"
 """The environment variable with the machine: a name of `tilelink machine list`, or the path of a description."""
 _machines: WeakKeyDictionary[dist.ProcessGroup, list[dict[str, str]]] = WeakKeyDictionary()
-"""Of groups that have agreed on a call on CUDA devices, what the ranks said of their machines."""
+"""For each group that has agreed on a call on CUDA devices: `told_of_machine` of each rank."""
 
 
 def agree(members: Members, device: torch.device, tell: Callable[[], Mapping[str, Any]]) -> None:
-    """Returns when the ranks agree on what `tell()` returns for a call. Raises what `tell()` raises, RankFailedError if
-    it raises on another rank, and RankMismatchError if calls differ.
+    """Returns if `tell()` describes the call alike on all ranks. Raises what `tell()` raises, RankFailedError if it
+    raises on another rank, and RankMismatchError if calls differ.
 
-    On a CPU each call is compared. On CUDA devices the first call of a group that programs compute is compared; every
-    rank takes part in that. The lane of the group compares later calls that are new to it.
+    On a CPU each call is compared. On CUDA devices all ranks compare the first call of a group that programs compute.
+    The lane of the group compares later calls that are new to it.
     """
     site, error = Site.of_user(), None
     try:
@@ -51,8 +51,8 @@ def agree(members: Members, device: torch.device, tell: Callable[[], Mapping[str
 
 
 def raised_everywhere(group_name: str, made: Callable[[], T], of: str, *given: Any) -> T:
-    """Returns `made()`; what that raises is raised as by `raise_everywhere`. `of`: the source of an error that is not
-    TileLink's."""
+    """Returns `made()`. If `made` raises, the error is raised as by `raise_everywhere`. `of`: what `made` computes, for
+    the message of an error that is not TileLink's. `given`: as in `raise_everywhere`."""
     if torch.compiler.is_compiling():
         return made()
     try:
@@ -66,8 +66,8 @@ def raised_everywhere(group_name: str, made: Callable[[], T], of: str, *given: A
 
 
 def raise_everywhere(group_name: str, error: TileLinkError, *given: Any) -> NoReturn:
-    """Raises an error. The next call of every other rank of the group, which would wait for this one, raises
-    RankFailedError. `given`: the tensors of the call, among other things."""
+    """Raises `error`. On every other rank of the group, the next call raises RankFailedError instead of waiting for
+    this rank. `given`: arguments of the call; the first tensor among them says the device."""
 
     def tell() -> dict[str, str]:
         raise error
@@ -80,8 +80,8 @@ def raise_everywhere(group_name: str, error: TileLinkError, *given: Any) -> NoRe
 
 
 def agree_on_devices(group_name: str, x: torch.Tensor, weights: Tensors, biases: Maybe) -> None:
-    """Raises on every rank where the tensors of this one are on several devices. Asked before torch picks what to run
-    by their devices: with one on "meta", it would be the fake, which can't tell the other ranks."""
+    """Raises on every rank if the tensors of this rank are on several devices. Called before torch picks what to run
+    by device: with one tensor on "meta" it would run the fake, which can't tell the other ranks."""
     if torch.compiler.is_compiling():
         return
     devices = {t.device for t in (x, *weights, *biases) if t is not None}
@@ -95,8 +95,8 @@ def agree_on_devices(group_name: str, x: torch.Tensor, weights: Tensors, biases:
 
 
 def told_of_machine(members: Members, device: torch.device) -> dict[str, str]:
-    """What the ranks have to agree on, for a plan to be chosen alike: the machine, its description, and how many SMs
-    are left to others. Raises UnknownMachineError and MachineError."""
+    """Returns what all ranks must have alike to choose the same plan: the machine, a digest of its description, and
+    how many SMs are left to others. Raises UnknownMachineError and MachineError."""
     name = machine_name(device)
     numbers = "" if name is None else repr(sorted(machine(name).numbers.items()))
     digest = hashlib.blake2b(numbers.encode(), digest_size=4).hexdigest()
@@ -104,8 +104,8 @@ def told_of_machine(members: Members, device: torch.device) -> dict[str, str]:
 
 
 def agreed_machine(members: Members, device: torch.device) -> str | None:
-    """The machine for which a plan is chosen on all ranks. On CUDA devices that of the first call of the group; raises
-    RankMismatchError, on every rank, where ranks take theirs for different ones."""
+    """Returns the name of the machine for which all ranks choose a plan. On CUDA devices, raises RankMismatchError on
+    every rank if the ranks named different machines in the group's first call."""
     known = _machines.get(members.group, [])
     for rank, theirs in enumerate(known):
         if theirs != (ours := known[members.rank]):
@@ -125,8 +125,8 @@ def agreed_machine(members: Members, device: torch.device) -> str | None:
 
 
 def machine_name(device: torch.device) -> str | None:
-    """The machine of which `TILELINK_MACHINE` says that this is one, or whose description names the GPU. Raises
-    UnknownMachineError and MachineError for machines that are not known."""
+    """Returns the machine that `TILELINK_MACHINE` names, else the machine whose description names the GPU. Raises
+    UnknownMachineError and MachineError for unknown machines."""
     said = os.environ.get(MACHINE)
     if said:
         machine(said)
@@ -137,12 +137,12 @@ def machine_name(device: torch.device) -> str | None:
 def _by_programs(device: torch.device) -> bool:
     try:
         return path_of(device) is not Plain
-    except TileLinkError:  # which `tell` raises
+    except TileLinkError:  # `tell` raises it
         return True
 
 
 def _described(members: Members, device: torch.device) -> dict[str, str]:
-    """As `told_of_machine`; what is wrong with the machine matters where a plan is chosen for it."""
+    """As `told_of_machine`. An error stands in place of the machine: it matters only if a plan is chosen for it."""
     try:
         return told_of_machine(members, device)
     except TileLinkError as e:
@@ -150,14 +150,14 @@ def _described(members: Members, device: torch.device) -> dict[str, str]:
 
 
 def _same(members: Members, told: Mapping[str, Any]) -> bool:
-    """Whether all ranks tell the same; known to all of them."""
+    """Whether all ranks tell the same. All ranks get the same answer."""
     digest = hashlib.blake2b(repr(told).encode(), digest_size=16).digest()
     word = torch.frombuffer(bytearray(digest), dtype=torch.int64)[None]
     return bool((members.all_gather(word, [1] * members.world)() == word).all())
 
 
 def _raise_difference(told: Sequence[Mapping[str, Any]], site: Site, error: TileLinkError | None) -> None:
-    """Raises the error of this rank, or that of another, or what is different between what the ranks told."""
+    """Raises the error of this rank, the error of another rank, or an error with the difference between the ranks."""
     if error is not None:
         raise error from None
     for rank, theirs in enumerate(told):

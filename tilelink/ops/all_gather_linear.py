@@ -22,7 +22,7 @@ from tilelink.plans.names import AUTO, TORCH, check_plan, planned, sizes_of
 
 @dataclass
 class AllGatherLinear(Call):
-    """A call of it. `parts`: the lengths of the shards along `dim`."""
+    """A call of `all_gather_linear`. `dim`: `gather_dim` from 0 on. `parts`: the lengths of the shards along `dim`."""
 
     name = "all_gather_linear"
     results = "(Tensor, Tensor[])"
@@ -57,7 +57,7 @@ class AllGatherLinear(Call):
             raise ShapeError(f"lengths are {tuple(self.parts)}; {given}")
 
     def planless(self) -> bool:
-        """Whether the last dimension is gathered, which the product sums over."""
+        """Whether the gather is along the last dimension, over which the product sums."""
         return self.dim == self.x.dim() - 1
 
     def told(self) -> Mapping[str, Any]:
@@ -115,8 +115,8 @@ class AllGatherLinear(Call):
 
 @dataclass
 class AllGatherLinearBackward(Call):
-    """Gradients of the shard of x and of the weights, those that are needed, from those of the results. `x`: gathered
-    where it was `kept`, else it is gathered while the gradient of x is multiplied, and weights while that is sent."""
+    """Computes the needed gradients, of x and of the weights. `x`: gathered if it was `kept`, else the shard. Its
+    gather overlaps the product for the gradient of x; the scatter of that gradient overlaps products for weights."""
 
     name = "all_gather_linear, backward"
     results = "(Tensor, Tensor[])"
@@ -140,7 +140,7 @@ class AllGatherLinearBackward(Call):
         return {"lengths": tuple(self.lengths), "needs": tuple(self.needs), **given}
 
     def fused(self) -> bool:
-        """Whether it is one program, or the scatter of the gradient of x among other things."""
+        """Whether one program computes all gradients. Otherwise only the scatter of the gradient of x has a plan."""
         return all(self.needs) and not (self.planless() or self.kept or self.grad_gathered is not None)
 
     def asked(self) -> Asked:
@@ -173,15 +173,15 @@ class AllGatherLinearBackward(Call):
         return of_x, of_weights
 
     def _columns(self, path: Plain, mine: torch.Tensor, of: Sequence[int]) -> Later:
-        """The transpose of the gathered x, under way where it was not kept."""
+        """The transpose of the gathered x. If x was not kept, this starts the gather."""
         if self.kept:
             return lambda: mine.T
         under_way = path.all_gather(mine.T if self.planless() else mine, of)
         return under_way if self.planless() else lambda: under_way().T
 
     def _input_gradient(self, path: Plain, given: dict[int, torch.Tensor], of: Sequence[int]) -> Later:
-        """The gradient of this rank's rows of x (of its columns, turned, where the last dimension was gathered), under
-        way: from the gradients of results, `given` by weight, and from that of the gathered x."""
+        """Starts to compute the gradient of this rank's rows of x; if the last dimension was gathered, of its columns,
+        transposed. `given`: the gradients of results, by the index of their weight. `of`: the rows of each rank."""
         sums, last, of_gathered = [], self.planless(), self.grad_gathered
         if given:
             grad, weight = side_by_side(list(given.values()), [self.weights[i] for i in given])
@@ -209,8 +209,8 @@ def all_gather_linear(
     return_gathered: bool = False,
 ) -> Any:
     """all_gather(x) @ weight.T + bias on every rank, for one weight or several weights that share the gather (Q, K and
-    V; gate and up). Returns a tensor for one weight, and a list for a list. With `return_gathered` it returns a pair:
-    the gathered x, and that.
+    V; gate and up). Returns a tensor for one weight, and a list for a list. With `return_gathered` it returns the pair
+    (gathered x, this result).
 
     `x`: (..., K), float32, float16 or bfloat16, the rank's shard. The shards are concatenated in the order of ranks
     along `gather_dim`: a dimension of tokens, or the last one. `weights`: (N, K) as in nn.Linear. `biases`: (N,) or
@@ -234,7 +234,7 @@ def all_gather_linear(
         added = [None] * len(several)
     else:
         added = [biases] if isinstance(biases, torch.Tensor) else list(biases)
-        if len(added) == len(several) and any(b is not None for b in added):  # of a mixed list torch has no gradients
+        if len(added) == len(several) and any(b is not None for b in added):  # torch has no gradients for a mixed list
             added = [w.new_zeros(w.shape[0]) if b is None else b for w, b in zip(several, added, strict=True)]
     full, outs = _operator.called(group, x, several, added, **given)
     found = outs[0] if one else outs

@@ -19,27 +19,27 @@ T = TypeVar("T", torch.Tensor, torch.Tensor | None)
 
 
 def cast_for(x: torch.Tensor) -> Callable[[T], T]:
-    """A function that casts a tensor to the autocast dtype of x's device; outside of `torch.autocast` it does nothing.
-    Gradients have the dtype of the given tensor."""
+    """Returns a function that casts a tensor to the autocast dtype of x's device; outside of `torch.autocast` it
+    returns the tensor unchanged. Gradients have the dtype of the given tensor."""
     kind = x.device.type
     if not torch.is_autocast_enabled(kind):
         return lambda tensor: tensor
     dtype = torch.get_autocast_dtype(kind)
 
-    def cast(tensor: T) -> T:  # of other dtypes, which torch.autocast leaves alone, the operator says that it has none
+    def cast(tensor: T) -> T:  # torch.autocast leaves other dtypes alone, and the operator refuses them
         return tensor.to(dtype) if tensor is not None and tensor.dtype in DTYPES else tensor
 
     return cast
 
 
 def no_autocast(x: torch.Tensor) -> AbstractContextManager[object]:
-    """A context in which sums in float32 stay in float32."""
+    """Returns a context without autocast, in which sums in float32 stay in float32."""
     kind = x.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def check_dim(x: torch.Tensor, dim: int, name: str) -> int:
-    """The dimension, counted from 0. Raises ShapeError."""
+    """Returns the dimension, counted from 0. Raises ShapeError if x has no such dimension."""
     if x.dim() < 2:
         raise ShapeError(f"x has shape {tuple(x.shape)}: it needs at least two dimensions, the last for features")
     if not -x.dim() <= dim < x.dim():
@@ -112,8 +112,8 @@ def _check_tensor(name: str, value: Any) -> None:
 
 
 def check_type(name: str, value: Any, kind: str) -> None:
-    """Checks what an operator is given against the annotation of its argument; where that is of several tensors, it may
-    be one. Raises ArgumentError."""
+    """Checks that an argument of an operator has the type `kind`, an annotation. One tensor may stand for several.
+    Raises ArgumentError."""
     if value is None and (kind.endswith("| None") or kind == "Maybe"):
         return
     match kind:
@@ -146,7 +146,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def check_sizes(**given: Any) -> None:
-    """Checks that each is an integer, 0 or more. Raises ArgumentError."""
+    """Checks that each value is an integer, 0 or more. Raises ArgumentError."""
     for name, size in given.items():
         if isinstance(size, bool) or not isinstance(size, Integral | torch.SymInt) or size < 0:
             raise ArgumentError(f"{name}={size!r}; it must be an integer, 0 or more", Site.of_user())
@@ -165,13 +165,13 @@ def check_reduce_op(reduce_op: str) -> None:
 
 
 def check_lengths(lengths: Sequence[int], world: int) -> None:
-    """Checks that there is one length for each rank. Raises ShapeError."""
+    """Checks that `lengths` has one length per rank. Raises ShapeError."""
     if len(lengths) != world or any(n < 0 for n in lengths):
         raise ShapeError(f"lengths are {tuple(lengths)}: {world} are needed, one a rank")
 
 
 def parts_of(total: int, world: int, lengths: Sequence[int] | None, what: str) -> list[int]:
-    """The length of each rank's part of `total` elements that are scattered. Raises ShapeError."""
+    """Returns the length of each rank's part of `total` scattered elements, equal by default. Raises ShapeError."""
     if lengths is None:
         if total % world:
             raise ShapeError(f"{what} is {total}, which {world} ranks can't share evenly: pass lengths= on every rank")
@@ -185,7 +185,7 @@ def parts_of(total: int, world: int, lengths: Sequence[int] | None, what: str) -
 def named_tensors(
     x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
 ) -> dict[str, torch.Tensor]:
-    """The tensors of a linear operator, as errors call them."""
+    """Returns the tensors of a linear operator, by the names that errors use."""
     named = {"x": x} | {f"weight {i}": w for i, w in enumerate(weights)}
     return named | {f"bias {i}": b for i, b in enumerate(biases) if b is not None}
 
@@ -199,7 +199,7 @@ def check_integers(name: str, given: torch.Tensor, shape: str) -> None:
 
 
 def check_dtype(dtype: Any, name: str = "x", site: Site | None = None) -> None:
-    """Raises DtypeError for one that operators do not take."""
+    """Raises DtypeError for a dtype that operators do not take."""
     if dtype not in DTYPES:
         given = short(dtype) if isinstance(dtype, torch.dtype) else repr(dtype)
         raise DtypeError(f"{name} is {given}; operators take {', '.join(map(short, DTYPES))}", site)
@@ -211,5 +211,5 @@ def check_own_dtype(dtype: Any) -> None:
 
 
 def short(dtype: torch.dtype) -> str:
-    """A dtype as errors and predictions call it: "float32"."""
+    """Returns the name of a dtype in errors and predictions: "float32"."""
     return str(dtype).removeprefix("torch.")

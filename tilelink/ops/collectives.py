@@ -1,4 +1,4 @@
-"""The collectives of `torch.distributed` that operators use. Only this module knows their names in each torch.
+"""The collectives of `torch.distributed` that operators use. Only this module knows their names in each torch version.
 
 torch 2.13 has new names for the collectives of one tensor, and warns of the old names; 2.11 has only the old ones.
 """
@@ -19,9 +19,9 @@ from tilelink.errors import ArgumentError, RankError, Site, WorldError
 from tilelink.runtime.group import Group
 from tilelink.runtime.process_group import ProcessGroup
 
-# torch.distributed.nn.functional has the default group as defaults of its functions, and torch imports it in the first
-# call of an operator. A group that is there by then stays beyond its end, and a thread of gloo that frees a tensor late
-# aborts the process. So it is imported here: most programs import this module before they make a group.
+# Functions of torch.distributed.nn.functional have the default group as a default argument, and torch imports that
+# module in the first call of an operator. If a group exists by then, the defaults keep it alive beyond its end, and a
+# thread of gloo that frees a tensor late aborts the process. Most programs import this module before they make a group.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -43,7 +43,7 @@ class Members:
         return cls(group, dist.get_rank(group), dist.get_world_size(group))
 
     def all_gather(self, rows: torch.Tensor, lengths: Sequence[int]) -> Later:
-        """The rows of all ranks, `lengths` of them, one under the other."""
+        """Returns the rows of all ranks, one rank under the other; `lengths` has the number of rows of each rank."""
         if self.world == 1:
             return rows.clone
         longest = max(lengths)
@@ -60,7 +60,7 @@ class Members:
         return done
 
     def reduce_scatter(self, x: torch.Tensor, lengths: Sequence[int]) -> Later:
-        """This rank's rows, of `lengths`, of the sum of x over the ranks."""
+        """Returns this rank's rows of the sum of x over the ranks; `lengths` has the number of rows of each rank."""
         if self.world == 1:
             return x.clone
         longest = max(lengths)
@@ -78,7 +78,7 @@ class Members:
         return done
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of x over the ranks."""
+        """Returns the sum of x over the ranks."""
         total = x.clone()
         if self.world > 1 and x.numel():
             dist.all_reduce(total, group=self.group)
@@ -86,7 +86,7 @@ class Members:
 
 
 class Traced(Members):
-    """The same collectives while torch traces: results have only shapes."""
+    """The same collectives while torch traces: results have shapes, but no values."""
 
     def all_gather(self, rows: torch.Tensor, lengths: Sequence[int]) -> Later:
         return lambda: rows.new_empty(sum(lengths), rows.shape[1])
@@ -99,12 +99,12 @@ class Traced(Members):
 
 
 def world_of(name: str) -> int:
-    """The number of ranks of a group, by its name; works while torch traces, too."""
+    """Returns the number of ranks of a group, also while torch traces."""
     return int(c10d._get_group_size_by_name(name))  # type: ignore[arg-type]  # a private name
 
 
 def name_of_group(group: dist.ProcessGroup | DeviceMesh | str | None) -> str:
-    """The name of a group, or of the group of a mesh with one dimension; the default is the group of all processes.
+    """Returns the name of a group, or of the group of a one-dimensional mesh; by default of the group of all processes.
     Raises WorldError, RankError, ArgumentError."""
     if isinstance(group, str):
         try:
@@ -141,5 +141,5 @@ def _even(lengths: Sequence[int]) -> bool:
 
 
 def _padded(rows: torch.Tensor, n: int) -> torch.Tensor:
-    """n rows: collectives take the same of every rank."""
+    """Returns rows padded with zeros to n rows: collectives take the same number of rows from every rank."""
     return rows if len(rows) == n else torch.cat([rows, rows.new_zeros(n - len(rows), rows.shape[1])])

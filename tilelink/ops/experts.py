@@ -1,5 +1,5 @@
-"""The operators of torch that layers of experts are made of. Each is the gradient of another: rows go to experts and
-come back, with a product on the way or without."""
+"""The operators of torch that make up layers of experts: rows go to experts or come back, with or without a product.
+Each operator is the gradient of another one."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tilelink.ops.programs import Programs
 
 
 class Sums(OfExperts):
-    """A call that adds rows up, each times its entry of `weights`, (tokens, top). `sent`: room for rows that come back;
-    `keep`: whether these are a result, too, as the gradient of weights needs them."""
+    """A call that adds up the rows of each token, each row times its entry of `weights`, (tokens, top). `sent`: room
+    for rows that come back; `keep`: whether to return these rows, too. The gradient of `weights` needs them."""
 
     place: torch.Tensor
     weights: torch.Tensor | None
@@ -32,17 +32,17 @@ class Sums(OfExperts):
     keep: bool
 
     def results_of(self, path: Programs, columns: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Where a program puts the sums, and the rows that come back."""
+        """Returns memory for the sums and, if they are kept, for the rows that come back."""
         sums = path.empty(self.x, (len(self.place), columns))
         return sums, path.empty(self.x, (self.sent, columns)) if self.keep else None
 
     def summed(self, back: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The results in plain torch, of the rows that came back."""
+        """Returns the results in plain torch. `back`: the rows that came back."""
         return routed.summed(back, self.place, self.weights), back if self.keep else back.new_empty(0)
 
     def keep_for_gradients(self, ctx: Any, back: torch.Tensor, *more: torch.Tensor) -> None:
         if self.weights is not None and self.weights.requires_grad and not self.keep:
-            raise ArgumentError("weights get their gradient from the rows that come back: keep=True")
+            raise ArgumentError("weights get their gradient from the rows that come back: pass keep=True")
         ctx.call = {"counts": self.counts, **self.options}
         ctx.sent, ctx.room = self.sent, len(self.x)
         ctx.mark_non_differentiable(back)
@@ -50,8 +50,8 @@ class Sums(OfExperts):
 
 
 def as_dispatched(ctx: Any, grad: torch.Tensor) -> dict[str, Any]:
-    """What dispatches the gradients of the rows that tokens are sums of. Where rows have weights, each is laid out as a
-    token of its own."""
+    """Returns the arguments of a dispatch of gradients: each row gets the gradient of its token. If rows have weights,
+    the scaled gradients are laid out first, one for each row, as if each row were a token."""
     place, weights, *_ = ctx.saved_tensors
     order, scale = routed.sources(place, weights, ctx.sent)
     if scale is not None:
@@ -63,8 +63,8 @@ def as_dispatched(ctx: Any, grad: torch.Tensor) -> dict[str, Any]:
 
 @dataclass
 class DispatchLinear(OfExperts):
-    """Tokens go to their experts, each of which multiplies its rows: (room, N); and the rows themselves, where they are
-    asked for. Behind the rows of this rank there is room."""
+    """Sends tokens to their experts, and each expert multiplies its rows. Returns (room, N), padding behind the rows;
+    and the rows themselves, (room, K), if `keep`, else an empty tensor."""
 
     name = "dispatch_linear"
     results = "(Tensor, Tensor)"
@@ -93,7 +93,7 @@ class DispatchLinear(OfExperts):
 
     def setup(self, ctx: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:
         if self.weight.requires_grad and not self.keep:
-            raise ArgumentError("a weight gets its gradient from the rows of its expert: keep=True")
+            raise ArgumentError("a weight gets its gradient from the rows of its expert: pass keep=True")
         ctx.call, ctx.sent = self.options, len(self.order)
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(self.weight, self.counts, self.place, output[1])
@@ -113,8 +113,8 @@ class DispatchLinear(OfExperts):
 
 @dataclass
 class LinearCombine(Sums):
-    """Each expert multiplies its rows, these go back where they came from, and each token adds up its own: (tokens, N);
-    and the rows that came back, (sent, N), in the order of experts, where they are asked for."""
+    """Each expert multiplies its rows, the products go back, and each token adds up its own. Returns (tokens, N); and
+    the rows that came back, (sent, N), in the order of experts, if `keep`, else an empty tensor."""
 
     name = "linear_combine"
     results = "(Tensor, Tensor)"
@@ -162,7 +162,7 @@ class LinearCombine(Sums):
 
 @dataclass
 class Dispatch(OfExperts):
-    """Tokens go to their experts: (room, K), by expert and source. Behind the rows of this rank there is room."""
+    """Sends tokens to their experts. Returns (room, K): rows by expert and source rank, then padding."""
 
     name = "moe_dispatch"
     results = "Tensor"
@@ -197,8 +197,8 @@ class Dispatch(OfExperts):
 
 @dataclass
 class Combine(Sums):
-    """Rows go back from their experts, and each token adds up its own: (tokens, K); and the rows that came back,
-    (sent, K), in the order of all experts, where they are asked for."""
+    """Sends rows back from their experts, and each token adds up its own. Returns (tokens, K); and the rows that came
+    back, (sent, K), in the order of all experts, if `keep`, else an empty tensor."""
 
     name = "moe_combine"
     results = "(Tensor, Tensor)"

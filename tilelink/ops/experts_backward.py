@@ -1,4 +1,4 @@
-"""Gradients of the weights of experts: alone, or together with those of their rows, by one program for both."""
+"""Operators that make the gradients of experts' weights: alone, or in one program with the gradients of their rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilelink.plans.names import TORCH
 
 @dataclass
 class ExpertGradients(OfExperts):
-    """dout^T @ x over the rows of each expert of this rank: the gradients of weights (experts, N, K)."""
+    """Returns the gradients of weights, (experts, N, K): dout^T @ x over the rows of each expert of this rank."""
 
     name = "expert_gradients"
     results = "Tensor"
@@ -33,7 +33,7 @@ class ExpertGradients(OfExperts):
     plan: str | None
 
     def check_plan(self) -> None:
-        """The plan is that of a layer: it says whether plain torch computes this."""
+        """The plan names the plan of a layer. Here it only says whether plain torch computes."""
         self.plan = TORCH if self.plan == TORCH else None
 
     def run(self, path: Plain) -> torch.Tensor:
@@ -47,8 +47,8 @@ class ExpertGradients(OfExperts):
 
 
 class OfWeights(OfExperts):
-    """A call that makes the gradients of rows and of `weight` from `dout`. `x`: the rows of the experts of this rank,
-    (room, K)."""
+    """A call that makes the gradients of rows and of `weight` from `dout`. `x`: (room, K), the rows of the experts of
+    this rank."""
 
     dout: torch.Tensor
 
@@ -60,7 +60,7 @@ class OfWeights(OfExperts):
 
 @dataclass
 class DispatchLinearBackward(OfWeights):
-    """Gradients of tokens, (tokens, K), and of weights, from those of the rows of experts, dout (room, N)."""
+    """Returns the gradients of tokens, (tokens, K), and of weights. `dout`: (room, N), gradients of experts' rows."""
 
     name = "dispatch_linear, backward"
     results = "(Tensor, Tensor)"
@@ -89,8 +89,8 @@ class DispatchLinearBackward(OfWeights):
 
 @dataclass
 class LinearCombineBackward(OfWeights):
-    """Gradients of the rows of experts, (room, K), and of weights, from those of tokens, dout (tokens, N). `order`:
-    (sent,), the token of each row that this rank sent; `scale`: (sent,), by how much a token counts it."""
+    """Returns the gradients of experts' rows, (room, K), and of weights. `dout`: (tokens, N), gradients of tokens.
+    `order`: (sent,), the token of each row that this rank sent; `scale`: (sent,), the weight of each row, or None."""
 
     name = "linear_combine, backward"
     results = "(Tensor, Tensor)"

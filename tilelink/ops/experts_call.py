@@ -1,4 +1,4 @@
-"""What calls of the operators of experts have in common."""
+"""The base class of all calls of operators of experts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tilelink.programs.program import Program
 
 
 class OfExperts(Call):
-    """A call on rows that go to experts. `x`: a matrix of tokens or rows; `counts`: (experts of all ranks, world), the
-    same on every rank; `order`: (sent,), the token of each row that this rank sends; `place`: (tokens, top), the row of
-    each choice of a token, or -1; `weight`: (experts of this rank, N, K), in calls with a product; `program`: by which
-    it is computed; `pair`: the programs whose schedules are its plans."""
+    """A call on rows that go to experts. `x`: a matrix of tokens or rows; `counts`: (experts of all ranks, world), rows
+    of each expert from each rank; `order`: (sent,), the token of each row that this rank sends; `place`: (tokens, top),
+    the row of each choice of a token, or -1; `weight`: (experts of this rank, N, K), in calls with a product;
+    `program`: the program that computes it; `pair`: the two programs whose schedules are its plans."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     program: ClassVar[Program]
@@ -32,7 +32,7 @@ class OfExperts(Call):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the calls of its gradient take of it, besides tensors."""
+        """The options that calls of its gradient take from it."""
         return {"group_name": self.group_name, "plan": self.plan}
 
     def check(self) -> None:
@@ -50,7 +50,7 @@ class OfExperts(Call):
             self.check_weight(self.weight)
 
     def check_plan(self) -> None:
-        """Raises ScheduleError for what is no plan, TileSizeError for a tile that can't be."""
+        """Raises ScheduleError for an unknown plan, TileSizeError for an impossible tile."""
         if self.plan not in (None, TORCH, AUTO):
             plan_of(self.pair, self.program, self.plan)
 
@@ -65,25 +65,25 @@ class OfExperts(Call):
             raise DtypeError(f"weight is {short(weight.dtype)}, x {short(self.x.dtype)}; both must have one dtype")
 
     def or_nothing(self, tensor: torch.Tensor | None) -> torch.Tensor:
-        """The tensor; an empty one for None, which operators do not return."""
+        """Returns the tensor, or an empty one for None, since operators do not return None."""
         return self.x.new_empty(0) if tensor is None else tensor
 
     def told(self) -> Mapping[str, Any]:
-        """The shapes of its tensors, and its numbers."""
+        """Returns the shapes of its tensors and the values of its other fields, without group and plan."""
         given = {n: getattr(self, n) for n in self.__dataclass_fields__ if n not in ("group_name", "plan")}
         return {n: tuple(v.shape) if isinstance(v, torch.Tensor) else v for n, v in given.items()}
 
     def _path(self) -> Plain:
-        """Nothing of this is predicted: "auto" is the first schedule."""
+        """Returns who computes the call. Such calls are not predicted, so "auto" takes the first schedule."""
         path = path_of(self.x.device, self.plan)
         if path is Plain or not self.x.numel():
             return Plain(self.members)
         return Programs(self.members, self.plan_of_path())
 
     def plan_of_path(self) -> Plan:
-        """The program, in the schedule that the call names."""
+        """Returns the program in the schedule that the call names."""
         return plan_of(self.pair, self.program, None if self.plan == AUTO else self.plan)
 
     def parts(self, **lengths: int) -> dict[str, Sequence[int]]:
-        """Tokens of each rank, and the room for rows on both sides."""
+        """Returns the parts of each dimension: every rank has the same length."""
         return {d: (n,) * self.members.world for d, n in lengths.items()}

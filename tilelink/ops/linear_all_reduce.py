@@ -21,8 +21,8 @@ from tilelink.plans.names import check_plan
 
 @dataclass
 class LinearAllReduce(Call):
-    """A call of it. The result is one tensor, of which every rank has a copy, and so is its gradient: the backward is
-    plain torch, of this rank alone. What a gradient makes of it is no such copy, so there is no second one."""
+    """A call of `linear_all_reduce`. Every rank has a copy of the result and of the result's gradient, so the backward
+    is plain torch on this rank alone. A second gradient would not be such a copy, so there is none."""
 
     name = "linear_all_reduce"
     results = "Tensor"

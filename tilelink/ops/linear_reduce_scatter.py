@@ -22,7 +22,7 @@ from tilelink.plans.names import AUTO, check_plan
 
 @dataclass
 class LinearReduceScatter(Call):
-    """A call of it. `parts`: the lengths of the parts of the result along `dim`."""
+    """A call of `linear_reduce_scatter`. `parts`: the lengths of the parts of the result along `dim`."""
 
     name = "linear_reduce_scatter"
     results = "Tensor"
@@ -49,7 +49,7 @@ class LinearReduceScatter(Call):
 
     @property
     def turned(self) -> bool:
-        """Whether columns of the product are scattered: it is turned then."""
+        """Whether columns of the product are scattered. The product is then computed transposed."""
         return self.dim == self.x.dim() - 1
 
     def told(self) -> Mapping[str, Any]:
@@ -65,7 +65,7 @@ class LinearReduceScatter(Call):
         x, weight, bias, parts = self.x, self.weight, self.bias, self.parts
         mine, before = parts[self.members.rank], sum(parts[: self.members.rank])
         rows, mean = as_rows(x, self.dim), self.reduce_op == "avg"
-        if self.turned:  # a bias is one of its rows then: added afterwards, so that all is rounded once
+        if self.turned:  # the bias then belongs to rows: it is added here in float32, so that the sum is rounded once
             dtype = x.dtype if bias is None else torch.float32
             out = path.linear_scatter(weight, rows, None, parts, dtype, mean)().T
             out = out if bias is None else (out + bias[before : before + mine].float()).to(x.dtype)
@@ -95,7 +95,7 @@ class LinearReduceScatter(Call):
 
 
 def _of_bias(grad: torch.Tensor, n: int, scatter_dim: int, lengths: Sequence[int], group_name: str) -> torch.Tensor:
-    """The gradient of a bias of n elements, of which a rank uses a part where the last dimension is scattered."""
+    """Returns the gradient of a bias of n elements; outside of the rank's part it is zero."""
     total = grad.sum(list(range(grad.dim() - 1)))
     if scatter_dim < grad.dim() - 1:
         return total
@@ -105,7 +105,7 @@ def _of_bias(grad: torch.Tensor, n: int, scatter_dim: int, lengths: Sequence[int
 
 @dataclass
 class LinearReduceScatterBackward(Call):
-    """Gradients of x and of the weight, those that are needed, from that of the rank's part of the result."""
+    """Computes the needed gradients, of x and of the weight. `grad`: the gradient of the rank's part of the result."""
 
     name = "linear_reduce_scatter, backward"
     results = "(Tensor, Tensor)"
@@ -126,7 +126,7 @@ class LinearReduceScatterBackward(Call):
         return {"lengths": tuple(self.lengths), "needs": tuple(self.needs)}
 
     def fused(self) -> bool:
-        """Whether it is one program, or the gather of the gradient with the product for x."""
+        """Whether one program computes both gradients. Otherwise only the gather with the product for x has a plan."""
         return all(self.needs) and not self.planless()
 
     def asked(self) -> Asked:

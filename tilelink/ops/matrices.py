@@ -1,4 +1,4 @@
-"""Operators take tensors of any rank and spread any dimension of them; programs take matrices and spread their rows."""
+"""Operators spread any dimension of a tensor; programs spread the rows of a matrix. These functions convert."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import torch
 
 
 def as_rows(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """x as a matrix of its last dimension, its rows in the order in which `dim` comes first (if it is not the last)."""
+    """Returns x as a matrix whose columns are x's last dimension. Rows go by `dim` first, unless `dim` is the last."""
     first = x if dim == x.dim() - 1 else x.movedim(dim, 0)
     return first.reshape(math.prod(first.shape[:-1]), first.shape[-1])
 
 
 def of_rows(rows: torch.Tensor, shape: Sequence[int], dim: int) -> torch.Tensor:
-    """Undoes `as_rows`: a tensor of this shape. In memory `dim` stays the first dimension."""
+    """Undoes `as_rows`: returns a tensor of this shape. In memory `dim` stays the first dimension."""
     if dim == len(shape) - 1:
         return rows.reshape(shape)
     return rows.reshape(shape[dim], *_others(shape, dim)).movedim(0, dim)
 
 
 def resized(shape: Sequence[int], dim: int, n: int) -> list[int]:
-    """The shape with n elements along `dim`."""
+    """Returns the shape with n elements along `dim`."""
     return [n if d == dim else size for d, size in enumerate(shape)]
 
 
 def times(lengths: Sequence[int], shape: Sequence[int], dim: int) -> list[int]:
-    """Lengths along `dim` in rows of `as_rows`."""
+    """Returns lengths along `dim`, converted to numbers of rows of `as_rows`."""
     per = 1 if dim == len(shape) - 1 else math.prod(_others(shape, dim)[:-1])
     return [n * per for n in lengths]
 

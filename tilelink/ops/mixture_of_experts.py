@@ -1,4 +1,4 @@
-"""mixture_of_experts: a layer whose experts are spread over the ranks, and the operators that it is made of."""
+"""mixture_of_experts: a layer whose experts are spread over the ranks, and the operators that make it up."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from tilelink.plans.whole_layer import LayerQuestion, fastest_layer
 from tilelink.runtime.agreement import TOKENS
 
 PLANS = (*(name for pair in PAIRS for name in pair.schedules), *PLANS_OF_ONE, TORCH, AUTO)
-"""Of `mixture_of_experts`, without changes."""
+"""The plans of `mixture_of_experts`, without changes of a schedule."""
 
 
 @public
 def moe_dispatch(x: torch.Tensor, routing: Routing, *, plan: str | None = None) -> torch.Tensor:
-    """The rows (room, K) of the experts of this rank, by expert and then by rank, and padding behind them.
+    """Returns the rows (room, K) of the experts of this rank, by expert and then by source rank, then padding.
 
-    `x`: (tokens, K), those of this rank, in float32, float16 or bfloat16. `plan`: "torch" for plain torch. The gradient
-    is `moe_combine`. Raises ArgumentError, ShapeError, DtypeError, DeviceError, ScheduleError and CapacityError."""
+    `x`: (tokens of this rank, K), in float32, float16 or bfloat16. `plan`: "torch" for plain torch. The gradient is
+    `moe_combine`. Raises ArgumentError, ShapeError, DtypeError, DeviceError, ScheduleError and CapacityError."""
     _check_call(routing, plan, x=x)
     with no_autocast(x):
         rows: torch.Tensor = made_of.moe_dispatch(
@@ -60,7 +60,7 @@ def moe_combine(
     float32, in the order of choices.
 
     `rows`: (room, K), as `moe_dispatch` gives them; `topk_weights`: (tokens, top), ones by default. The gradient is
-    `moe_dispatch`. Raises as that does."""
+    `moe_dispatch`. Raises as `moe_dispatch` does."""
     _check_call(routing, plan, rows=rows, **({} if topk_weights is None else {"topk_weights": topk_weights}))
     with no_autocast(rows):
         back = _back(topk_weights, routing, plan)
@@ -72,11 +72,11 @@ def moe_combine(
 def dispatch_linear(
     x: torch.Tensor, weight: torch.Tensor, routing: Routing, *, plan: str | None = None
 ) -> torch.Tensor:
-    """`moe_dispatch`, and each expert's product with its rows, in one kernel: (room, N), rows @ weight[e].T.
+    """Dispatches tokens and multiplies each expert's rows by its weight, in one kernel: (room, N), rows @ weight[e].T.
 
     `weight`: (experts of this rank, N, K); `plan`: a schedule of `tilelink.kernels.dispatch_matmul`, by default the
-    first; "once", by which a token goes once to a rank (`all_gather_grouped_matmul`; "once:few" is another schedule of
-    it), with a routing that was made so; or "torch". Gradients: that of x by `linear_combine`; that of the weight from
+    first; "once", by which a token goes once to a rank (`all_gather_grouped_matmul`; "once:few" is another schedule),
+    with a routing made for it; or "torch". The gradient of x comes by `linear_combine`, the gradient of the weight from
     the rows, which are kept. Raises as `moe_dispatch` does, and ArgumentError for a routing of another plan."""
     _check_call(routing, plan, x=x, weight=weight)
     cast = cast_for(x)
@@ -106,12 +106,12 @@ def linear_combine(
     *,
     plan: str | None = None,
 ) -> torch.Tensor:
-    """Each expert's product with its rows, and `moe_combine`, of which the rows travel in one kernel: (tokens, N).
+    """Multiplies each expert's rows by its weight and combines the products, in one kernel: (tokens, N).
 
     `rows`: (room, K); `weight`: (experts of this rank, N, K); `plan`: a schedule of `tilelink.kernels.matmul_combine`,
     by default the first; "once", by which the rows of a token are added up at their rank before they leave
-    (`grouped_matmul_reduce_scatter`); or "torch". Gradients: that of rows by `dispatch_linear`, beside which the
-    gradients of all rows come to their experts, for that of the weight. Raises as `dispatch_linear` does."""
+    (`grouped_matmul_reduce_scatter`); or "torch". The gradient of rows comes by `dispatch_linear`, which also brings
+    what the gradient of the weight needs: the gradients of all rows. Raises as `dispatch_linear` does."""
     more = {} if topk_weights is None else {"topk_weights": topk_weights}
     _check_call(routing, plan, rows=rows, weight=weight, **more)
     cast = cast_for(rows)
@@ -144,28 +144,28 @@ def mixture_of_experts(
     places: torch.Tensor | None = None,
     plan: str | None = None,
 ) -> torch.Tensor:
-    """The sum over a token's experts e of topk_weights * activation(x @ gate_up[e].T) @ down[e].T, for the tokens of
-    this rank, with experts spread over the ranks: `dispatch_linear`, the activation, `linear_combine`; or all of it in
-    one kernel.
+    """Returns the sum over a token's experts e of topk_weights * activation(x @ gate_up[e].T) @ down[e].T, for the
+    tokens of this rank; experts are spread over the ranks. It is `dispatch_linear`, the activation and
+    `linear_combine`, or all of it in one kernel.
 
-    `x`: (..., K), float32, float16 or bfloat16. `topk_idx`: integers (..., top), of the experts of all ranks in the
-    order of ranks, -1 for none; `topk_weights`: (..., top). `gate_up`: (experts of this rank, 2 * hidden, K), gate
-    first; `down`: (experts of this rank, K, hidden). `slices`: how many ranks share an expert, as in `moe_routing`;
-    gate_up and down have the hidden features of this rank then, hidden being their number. `places`: where experts
-    are, as in `moe_routing`; gate_up and down have the weights of this rank's places then.
-    `activation`: of the rows of all experts, (rows, 2 * hidden) to (rows, hidden), by default `tilelink.ops.swiglu`;
-    behind the rows that exist it gets any values. `tokens`, `capacity`: as in `moe_routing`; by default no row is
-    dropped. `plan`: a schedule of the two programs, "push", "pull", "few" or "columns"; "once" or another schedule of
-    the programs by which a token goes once to a rank, and one sum of its rows there comes back, "once:by_rank" say;
+    `x`: (..., K), float32, float16 or bfloat16. `topk_idx`: integers (..., top), experts of all ranks numbered rank by
+    rank, -1 for none; `topk_weights`: (..., top). `gate_up`: (experts of this rank, 2 * hidden, K), gate first; `down`:
+    (experts of this rank, K, hidden). `slices`: how many ranks share an expert, as in `moe_routing`; hidden is then the
+    number of hidden features of this rank. `places`: the places of experts, as in `moe_routing`; gate_up and down then
+    have the weights of this rank's places.
+    `activation`: maps the rows of all experts, (rows, 2 * hidden), to (rows, hidden), by default `tilelink.ops.swiglu`;
+    padding rows that it gets have any values. `tokens`, `capacity`: as in `moe_routing`; by default no row is dropped.
+    `plan`: a schedule of the two programs, "push", "pull", "few" or "columns"; "once", or another schedule of the
+    programs by which a token goes once to a rank and one sum of its rows comes back, such as "once:by_rank";
     "one_kernel", "one_kernel:pull" or "one_kernel:few" for the whole layer in one kernel,
     `tilelink.kernels.mixture_of_experts`, whose activation is SwiGLU; "torch"; or "auto": the plan with the shortest
     predicted time. "auto" never takes "torch", and in `torch.compile` never "once". Changes of the schedule may follow
     the name of a plan: "push,dispatch.count=8".
 
-    Gradients: of x, topk_weights, gate_up and down, once: torch raises an error for gradients of gradients. The host
+    x, topk_weights, gate_up and down have gradients; for gradients of gradients torch raises an error. The host
     reads no count, so calls can be captured. Raises ArgumentError, ShapeError, DtypeError, DeviceError, ScheduleError,
-    RankMismatchError; and CapacityError on every rank where rows have no room or an expert is out of range, before
-    anything is sent.
+    RankMismatchError; and CapacityError on every rank, before anything is sent, if rows have no room or an expert is
+    out of range.
     """
     name, given = name_of_group(group), (x, topk_idx, topk_weights, gate_up, down)
     numbers = {"tokens": tokens, "capacity": capacity, "slices": slices}
@@ -197,7 +197,7 @@ def _check(
     plan: str | None,
     numbers: dict[str, Any],
 ) -> None:
-    """Raises ArgumentError, ShapeError, DtypeError, DeviceError and ScheduleError for what does not go together."""
+    """Raises ArgumentError, ShapeError, DtypeError, DeviceError or ScheduleError if arguments do not fit together."""
     _check_given(plan, {"x": x, "topk_idx": topk_idx, "topk_weights": topk_weights, "gate_up": gate_up, "down": down})
     check_numbers(**numbers)
     alike = 1 <= x.dim() == topk_idx.dim() and topk_idx.shape[:-1] == x.shape[:-1]
@@ -229,9 +229,9 @@ def _check(
 def _fastest(
     x: torch.Tensor, name: str, tokens: int, experts: int, top: int, hidden: int, capacity: int | None, slices: int
 ) -> str:
-    """The plan that "auto" stands for, which all ranks choose alike. It is left to the operator of the whole layer
-    while torch compiles, when numbers of tokens may be symbols, and where plain torch computes. Raises
-    RankMismatchError."""
+    """Returns the plan that "auto" stands for; all ranks choose alike. Returns "auto" itself while torch compiles,
+    when numbers of tokens may be symbols, and if plain torch computes: the operator of the whole layer then chooses.
+    Raises RankMismatchError."""
     members, device, world = Members.named(name), x.device, world_of(name)
     if torch.compiler.is_compiling() or path_of(device) is Plain or not tokens * x.shape[-1] or world % slices:
         return AUTO
@@ -257,7 +257,7 @@ def _check_call(routing: Routing, plan: object, **tensors: torch.Tensor) -> None
 
 
 def _check_given(plan: object, tensors: dict[str, Any]) -> None:
-    """Tensors are tensors, on one device, and a plan is a name."""
+    """Checks that tensors are tensors on one device, and that a plan is a string."""
     for name, tensor in tensors.items():
         if tensor is None or isinstance(tensor, list | tuple):
             what = "None" if tensor is None else f"a {type(tensor).__name__}"
@@ -270,7 +270,7 @@ def _check_given(plan: object, tensors: dict[str, Any]) -> None:
 
 
 def known_plan(plan: str | None) -> None:
-    """Raises ScheduleError for what is no plan of a layer. Changes after a name are looked at where it is called."""
+    """Raises ScheduleError for an unknown plan of a layer. Changes after the name are checked in the call."""
     if plan is not None and without_changes(plan) not in PLANS and not in_one(plan):
         raise ScheduleError(f"plan is {plan!r}; there are {listed(PLANS, str(plan))}", Site.of_user())
 
@@ -279,7 +279,7 @@ def _whole_layer(
     x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routing: Routing, weights: torch.Tensor,
     plan: str | None,
 ) -> torch.Tensor:  # fmt: skip
-    """The layer as one operator."""
+    """Computes the layer by one operator."""
     cast = cast_for(x)
     x, gate_up, down = cast(x), cast(gate_up), cast(down)
     with no_autocast(x):
@@ -293,7 +293,7 @@ def _whole_layer(
 
 
 def _back(topk_weights: torch.Tensor | None, routing: Routing, plan: str | None) -> dict[str, Any]:
-    """How rows come back: what operators take for that, but for the rows."""
+    """Returns the arguments of operators that bring rows back, without the rows."""
     weights = routing.weights(_weights(topk_weights, routing))
     keep = weights is not None and torch.is_grad_enabled() and weights.requires_grad
     return {
@@ -303,7 +303,7 @@ def _back(topk_weights: torch.Tensor | None, routing: Routing, plan: str | None)
 
 
 def _met(routing: Routing, plan: str | None) -> dict[str, Any]:
-    """What operators take by which tokens go once to a rank. Raises ArgumentError on every rank."""
+    """Returns what operators of plan "once" take from a routing. Raises ArgumentError on every rank if it has none."""
     if routing.once is None:
         what = f'plan is {plan!r}, and the routing was not made for it: moe_routing(..., plan="once")'
         raise_everywhere(routing.group_name, ArgumentError(what, Site.of_user()), routing.counts)
@@ -316,7 +316,7 @@ def _met(routing: Routing, plan: str | None) -> dict[str, Any]:
 def _weights_met(
     once: Once | None, weights: torch.Tensor | None, routing: Routing, plan: str | None
 ) -> torch.Tensor | None:
-    """Weights (tokens of all ranks, top) of the rows that are here, of those of this rank's tokens."""
+    """Returns the weights (tokens of all ranks, top) of the rows on this rank. `weights`: of this rank's tokens."""
     if weights is None or once is None:
         return None
     every = gather_weights(
@@ -345,5 +345,5 @@ def _weights(weights: torch.Tensor | None, routing: Routing) -> torch.Tensor | N
 
 
 def _refuse(said: str, given: torch.Tensor, routing: Routing) -> NoReturn:
-    """Raises ShapeError, on the other ranks, too."""
+    """Raises ShapeError; the other ranks raise RankFailedError."""
     raise_everywhere(routing.group_name, ShapeError(said, Site.of_user()), given)

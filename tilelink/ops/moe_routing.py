@@ -1,4 +1,4 @@
-"""Where tokens go: a handle of the rows that a rank sends to experts, made on the device from its tokens' experts."""
+"""The handle that says where tokens go. It is made on the device, from the experts of a rank's tokens."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tilelink.plans.names import TORCH
 
 @dataclass(frozen=True)
 class Once:
-    """What plans "once" need of a routing besides: where tokens go once. `token`: int32 [room], of each row of the
-    experts of this rank the token, of its rank's; `at`: int32 [tokens of all ranks, top], the rows here of each token,
-    in the order of choices, then -1; `choice`: int64, which choices those are; `wanted`: int32 [tokens, world], -1 for
-    a token of this rank of which a rank has no row, else 0, or None where every rank has a slice of every expert: then
-    all tokens go to all ranks."""
+    """The part of a routing that only plans "once" need. `token`: int32 [room], for each row of this rank's experts the
+    number of its token on the source rank; `at`: int32 [tokens of all ranks, top], the rows on this rank of each token,
+    in the order of choices, then -1; `choice`: int64, as `at`, the choice of each of these rows; `wanted`: int32
+    [tokens, world], 0 if a rank has rows of a token of this rank, else -1; None if every rank has a slice of every
+    expert, because all tokens then go to all ranks."""
 
     token: torch.Tensor
     at: torch.Tensor
@@ -36,14 +36,14 @@ class Once:
 
 @dataclass(frozen=True)
 class Routing:
-    """Where the tokens of all ranks go. `counts`: int32 [experts of all ranks, world], rows of each expert from each
-    rank, the same on every rank. A row is a token at one of its experts. `order`: int32 [rows], the token of each row
-    that this rank sends, by expert; `place`: int32 [tokens, top], of each token and choice its row, -1 without expert.
-    Where experts are cut into `slices`, each slice is an expert here: a token has top * slices of them.
+    """A handle that says where the tokens of all ranks go. `counts`: int32 [experts of all ranks, world], rows of each
+    expert from each rank, the same on every rank. A row is a token at one of its experts. `order`: int32 [rows], the
+    token of each row that this rank sends, by expert; `place`: int32 [tokens, top], the row of each choice of a token,
+    -1 without expert. If experts are cut into `slices`, each slice is an expert here: a token has top * slices of them.
 
-    `order` and `place` are as long as those of the rank with the most tokens; this one has `mine`. `room`: how many
-    rows each rank has room for, those of its experts. Rows of experts lie by expert and then by rank. Behind them there
-    is padding, whose values say nothing. `once`: what plans "once" need besides, where the handle was made for them.
+    `order` and `place` have the length for the most tokens of any rank; this rank has `mine` tokens. `room`: how many
+    rows of its experts each rank has room for. These rows lie by expert and then by source rank; padding of undefined
+    values follows. `once`: what plans "once" need besides, if the handle was made for them.
     """
 
     counts: torch.Tensor
@@ -57,18 +57,18 @@ class Routing:
 
     @property
     def rows_of_experts(self) -> torch.Tensor:
-        """int64 [experts of this rank], on the device: how many rows each has. Their sum is how many are no padding."""
+        """int64 [experts of this rank], on the device: the number of rows of each. Padding is not counted."""
         members = Members.named(self.group_name)
         experts = len(self.counts) // members.world
         return self.counts[members.rank * experts : (members.rank + 1) * experts].sum(1)
 
     def tokens(self, x: torch.Tensor) -> torch.Tensor:
-        """The tokens (tokens, K) of this rank, as many as any rank has."""
+        """Returns the tokens (tokens, K) of this rank, padded with zeros to the most that a rank has."""
         more = len(self.place) - self.mine
         return torch.nn.functional.pad(x, (0, 0, 0, more)) if more else x
 
     def weights(self, weights: torch.Tensor | None) -> torch.Tensor | None:
-        """Weights (tokens, top) of the choices of this rank's tokens, in float32; zeros for those without expert."""
+        """Returns the weights of choices, (tokens, top * slices), in float32, padded as `tokens`; 0 without expert."""
         if weights is None:
             return None
         each = weights.float().repeat_interleave(self.slices, 1)
@@ -88,22 +88,22 @@ def moe_routing(
     places: torch.Tensor | None = None,
     plan: str | None = None,
 ) -> Routing:
-    """Where tokens go, from their experts; the counts of all ranks are put together on the device, and no host reads
-    them. All ranks call alike.
+    """Returns a handle that says where tokens go, from their experts. The device gathers the counts of all ranks, and
+    no host reads them. All ranks make the same call.
 
-    `topk_idx`: integers (tokens of this rank, top), of 0 to `experts` of all ranks, or -1 for none. `slices`: how many
-    ranks share an expert, each with a part of its hidden features: the first `slices` ranks share the first experts,
-    and so on. 1 is whole experts on each rank, the world a slice of every expert on every rank. A row goes to each
-    slice of its expert, and a slice counts as an expert, numbered rank by rank.
+    `topk_idx`: integers (tokens of this rank, top), experts of all ranks from 0 to `experts` - 1, or -1 for none.
+    `slices`: how many ranks share an expert, each with a part of its hidden features: the first `slices` ranks share
+    the first experts, and so on. 1 means whole experts on each rank, the world a slice of every expert on every rank. A
+    row goes to each slice of its expert, and a slice counts as an expert, numbered rank by rank.
     `places`: integers (experts that tokens name, copies), the places of each expert among `experts`, -1 for no further
     copy; the same on every rank. `topk_idx` then names experts, and `experts` counts places, as many on each rank; a
-    place without an expert gets no row. A token t of rank r goes to copy (t + r) modulo the copies of its expert, which
-    are counted from the highest place down. An expert without a place counts as out of range. See `expert_places`.
-    `tokens`: the most that a rank has, the same on every rank; by default as many as this one, and then all have as
-    many. `capacity`: rows that a rank has room for, for all of its experts; by default none is ever dropped: as many as
-    all ranks have tokens, times the experts that a token may have on a rank. Where rows have no room, or an expert is
-    out of range (a count is negative then), calls with this routing raise CapacityError on every rank.
-    `plan`: that of the operators which get the handle: "torch" puts counts together by torch.distributed, and "once"
+    place without an expert gets no row. Copies of an expert are counted from the highest place down; token t of rank r
+    goes to copy (t + r) modulo the copies. An expert without a place counts as out of range. See `expert_places`.
+    `tokens`: the most tokens of any rank, the same on every rank; by default all ranks have as many tokens as this one.
+    `capacity`: the rows that a rank has room for, for all of its experts. By default no row is ever dropped: it is the
+    tokens of all ranks, times the experts that a token may have on a rank. If rows have no room, or an expert is out of
+    range (a count is then negative), calls with this routing raise CapacityError on every rank.
+    `plan`: the plan of the operators that get the handle. "torch" gathers counts by torch.distributed; "once" also
     makes what its operators need besides. Raises ArgumentError, ShapeError, DtypeError.
     """
     name = name_of_group(group)
@@ -117,7 +117,7 @@ def moe_routing(
     room = world * tokens * min(top, each) if capacity is None else capacity
     met, gathered = None, None
     if is_once(plan):
-        ids = topk_idx.clamp(-2, experts).to(torch.int32)  # what is out of range stays so
+        ids = topk_idx.clamp(-2, experts).to(torch.int32)  # experts out of range stay out of range
         ids = torch.nn.functional.pad(ids, (0, 0, 0, tokens - mine), value=-1)
         gathered, token, at, choice, wanted = route_once(
             x=ids, experts=experts, slices=slices, room=room, group_name=name, plan=None
@@ -132,7 +132,7 @@ def moe_routing(
 
 
 def _order_and_place(ids: torch.Tensor, experts: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`Routing.order` and `Routing.place` of experts (tokens of this rank, top), where a rank has up to `tokens`."""
+    """Returns `Routing.order` and `Routing.place`. `ids`: (tokens of this rank, top), experts; `tokens`: the most."""
     (mine, top), flat = ids.shape, ids.reshape(-1)
     there = (flat >= 0) & (flat < experts)
     pairs = torch.where(there, flat, experts).argsort(stable=True)
@@ -143,16 +143,16 @@ def _order_and_place(ids: torch.Tensor, experts: int, tokens: int) -> tuple[torc
 
 
 def torch_or_none(plan: str | None) -> str | None:
-    """The plan of what has no schedules of its own."""
+    """Returns the plan for operators without schedules: "torch", or None for any other plan."""
     return plan if plan == TORCH else None
 
 
 @public
 def expert_places(placement: Sequence[int], device: torch.device | str | None = None) -> torch.Tensor:
-    """The `places` (experts, copies) of `moe_routing`, from the expert at each place of all ranks.
+    """Returns the `places` (experts, copies) of `moe_routing`. `placement`: the expert at each place of all ranks.
 
-    `placement`: numbered rank by rank, as many places on each rank, -1 for a place without an expert. An expert may
-    have several places, its copies. Raises ArgumentError where an expert has none."""
+    Places are numbered rank by rank, as many on each rank, with -1 for a place without an expert. An expert may have
+    several places, its copies. Raises ArgumentError if an expert has none."""
     experts = max(placement, default=-1) + 1
     found = [[place for place, at in enumerate(placement) if at == expert] for expert in range(experts)]
     if not found or min(placement) < -1 or not all(found):
@@ -166,8 +166,8 @@ def expert_places(placement: Sequence[int], device: torch.device | str | None = 
 
 @public
 def even_placement(experts: int, world: int) -> list[int]:
-    """The expert at each place of all ranks, for ranks that share experts as evenly as they can: the first ones have
-    one more where the world does not divide the experts."""
+    """Returns the expert at each place of all ranks, -1 for none, with experts shared as evenly as possible: if the
+    world does not divide the experts, the first ranks have one more."""
     each, (least, more) = -(-experts // world), divmod(experts, world)
     begins = [rank * least + min(rank, more) for rank in range(world + 1)]
     of_ranks = [list(range(*ends)) for ends in itertools.pairwise(begins)]
@@ -175,7 +175,7 @@ def even_placement(experts: int, world: int) -> list[int]:
 
 
 def placed(topk_idx: torch.Tensor, places: torch.Tensor, experts: int, rank: int) -> torch.Tensor:
-    """(tokens, top): the place of each expert that a token names; what is out of range stays so."""
+    """Returns (tokens, top): the place of each expert that a token names. Experts out of range stay out of range."""
     topk_idx = topk_idx.long()
     known, number = (topk_idx >= 0) & (topk_idx < len(places)), places.sort(1, descending=True).values
     copies = number[torch.where(known, topk_idx, 0)]
@@ -208,12 +208,12 @@ def _check(
 
 
 def check_numbers(**given: Any) -> None:
-    """Each is an integer from 0 on, or None. Raises ArgumentError."""
+    """Checks that each number is an integer from 0 on, or None. Raises ArgumentError."""
     check_sizes(**{name: number for name, number in given.items() if number is not None})
 
 
 def check_slices(experts: int, slices: int, world: int) -> None:
-    """Experts, each cut into so many slices, can be shared evenly. Raises ArgumentError."""
+    """Checks that the ranks can share experts, each cut into `slices`, evenly. Raises ArgumentError."""
     if slices < 1 or world % slices:
         raise ArgumentError(f"slices={slices}; it must divide the number of ranks, {world}", Site.of_user())
     if experts < 1 or experts % (world // slices):
@@ -222,8 +222,8 @@ def check_slices(experts: int, slices: int, world: int) -> None:
 
 
 def _slices_of(ids: torch.Tensor, experts: int, each: int, slices: int) -> torch.Tensor:
-    """(tokens, top * slices): the slices of each expert of (tokens, top), numbered rank by rank with `each` on a rank.
-    An expert that is out of range is so once."""
+    """Returns (tokens, top * slices): all slices of each expert of (tokens, top), numbered rank by rank, `each` on a
+    rank. An expert out of range gives one number out of range, and -1."""
     if slices == 1:
         return ids
     known = (ids >= 0) & (ids < experts)

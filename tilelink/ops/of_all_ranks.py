@@ -1,4 +1,4 @@
-"""The operators of torch by which ranks tell each other, before rows travel, where tokens go and what they weigh."""
+"""The operators of torch that exchange, before rows travel, where tokens go and their weights."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tilelink.runtime.agreement import TOKENS
 
 @dataclass
 class GatherCounts(OfExperts):
-    """The counts of all ranks, (experts of all ranks, world), from those of each: x is (1, experts of all ranks).
-    `tokens`: the most that a rank has, each at `top` experts."""
+    """Gathers the counts of all ranks to (experts of all ranks, world). `x`: (1, experts of all ranks), the counts of
+    this rank; `tokens`: the most that a rank has, each at `top` experts."""
 
     name = "gather_counts"
     results = "Tensor"
@@ -48,9 +48,9 @@ class GatherCounts(OfExperts):
 
 @dataclass
 class RouteOnce(OfExperts):
-    """Where the tokens of all ranks go, of their experts: x is (tokens, top) of this rank, int32, -1 for none, as many
-    tokens on every rank. Gives counts, (experts of all ranks, world), and token, at, choice and wanted as
-    `tilelink.ops.moe_routing.Once` says; `room`: for rows of a rank's experts."""
+    """Computes where the tokens of all ranks go. `x`: (tokens, top) in int32, the experts of this rank's tokens, -1 for
+    none, as many tokens on every rank; `room`: for rows of a rank's experts. Returns counts, (experts of all ranks,
+    world), and token, at, choice and wanted of `tilelink.ops.moe_routing.Once`."""
 
     name = "route_once"
     results = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
@@ -83,7 +83,7 @@ class RouteOnce(OfExperts):
 
 @dataclass
 class GatherWeights(OfExperts):
-    """The weights (tokens of all ranks, top) of those of each rank, x: (tokens, top) in float32."""
+    """Gathers weights to (tokens of all ranks, top). `x`: (tokens, top) in float32, the weights of this rank."""
 
     name = "gather_weights"
     results = "Tensor"
@@ -94,7 +94,7 @@ class GatherWeights(OfExperts):
     plan: str | None
 
     def check(self) -> None:
-        """Whatever they are, they travel."""
+        """Any values may travel."""
 
     def told(self) -> Mapping[str, Any]:
         return {"weights": tuple(self.x.shape)}
@@ -112,7 +112,7 @@ class GatherWeights(OfExperts):
 
 @dataclass
 class SumOfWeights(GatherWeights):
-    """Of x, (tokens of all ranks, top), the sum over the ranks, of the tokens of this rank."""
+    """Returns the sum over the ranks of x, (tokens of all ranks, top), for the tokens of this rank."""
 
     name = "sum_of_weights"
 

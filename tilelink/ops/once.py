@@ -1,5 +1,5 @@
-"""The operators of torch for tokens that go once to a rank, whose rows are added up there before they go back. Each is
-the gradient of the other; `tilelink.ops.experts` has those that send a row for each choice of a token."""
+"""The operators of torch that send a token once to a rank, and add up its rows there before they go back. Each is the
+gradient of the other. The operators in `tilelink.ops.experts` send a row for each choice of a token instead."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ from tilelink.programs.fitting import takes
 
 
 class OfTokens(OfExperts):
-    """A call in which tokens meet the experts of a rank. `token`: (room,), of each row here the token, of its source's;
-    `at`: (tokens of all ranks, top), the rows here of each token, then -1; `wanted`: (tokens, world), -1 for a token of
-    this rank of which a rank has no row, None where all tokens go to all ranks; `sent`: room for rows that a rank
-    sends."""
+    """A call that sends tokens once to a rank, or brings their sums back. `token`, `at` and `wanted`: as in
+    `tilelink.ops.moe_routing.Once`; `sent`: room for rows that a rank sends."""
 
     pair = OF_TOKENS
     token: torch.Tensor
@@ -54,7 +52,7 @@ class OfTokens(OfExperts):
 
     @property
     def tokens(self) -> int:
-        """Of each rank."""
+        """The number of tokens of each rank."""
         return len(self.at) // self.members.world
 
     def parts_of_call(self) -> dict[str, Any]:
@@ -66,15 +64,15 @@ class OfTokens(OfExperts):
 
 
 def where_rows_are(ctx: Any) -> dict[str, Any]:
-    """What a call takes of that whose gradient it is."""
+    """Returns the arguments that a gradient's call takes from the call of the forward."""
     _, counts, token, at, wanted, *_ = ctx.saved_tensors
     return {"counts": counts, "token": token, "at": at, "wanted": wanted, "sent": ctx.sent, **ctx.call}
 
 
 @dataclass
 class DispatchLinearOnce(OfTokens):
-    """Tokens go once to each rank that has experts of them, where these multiply their rows: (room, N); and the rows
-    themselves, where they are asked for. Behind the rows of this rank there is room."""
+    """Sends tokens once to each rank that has experts of theirs; each expert multiplies its rows. Returns (room, N),
+    padding behind the rows; and the rows themselves, (room, K), if `kept`, else an empty tensor."""
 
     name = "dispatch_linear_once"
     results = "(Tensor, Tensor)"
@@ -118,8 +116,8 @@ class DispatchLinearOnce(OfTokens):
 
 @dataclass
 class LinearCombineOnce(OfTokens):
-    """Each expert multiplies its rows; those of a token are added up, each times its weight, and the sums go back to
-    the token's rank and are added up there: (tokens, N). `weights`: (tokens of all ranks, top), as `at`."""
+    """Each expert multiplies its rows. Each rank adds up its products for a token, times their weights, and the token's
+    rank adds up these sums: (tokens, N). `weights`: (tokens of all ranks, top), in the order of `at`."""
 
     name = "linear_combine_once"
     results = "Tensor"
@@ -153,8 +151,8 @@ class LinearCombineOnce(OfTokens):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
-        """A row's gradient is that of its token times its weight, so that of the weight is the row times what the
-        token's gradient becomes here: no row has to come back for it."""
+        """Returns the gradients. The gradient of a row's weight is the row's x times `back`, the token's gradient after
+        the product: both are on this rank, so no row has to come back."""
         (weight, counts, _, at, _, x, weights), keep = ctx.saved_tensors, bool(ctx.needs_input_grad[1])
         back, rows = dispatch_linear_once(
             x=grads[0].contiguous(), weight=weight.mT, kept=keep, **where_rows_are(ctx)

@@ -1,7 +1,7 @@
-"""What an operator of torch is: a description, from which its schema, fake, checks, agreement and gradient follow.
+"""Operators of torch, made from descriptions. The schema, fake, checks, agreement and gradient follow from these.
 
-A description is a dataclass of a call. Its fields are the arguments, in the order of the schema; its methods say what a
-call has to be, what ranks have to agree on, which plan it needs, what a path computes, and what the gradient is.
+A description is a dataclass of a call. Its fields are the arguments, in the order of the schema. Its methods check a
+call, say what the ranks must have alike, which plan the call needs and what a path computes, and give the gradient.
 `Operator` registers it.
 """
 
@@ -31,11 +31,11 @@ SCHEMA = {
     "int": "SymInt", "Sequence[int]": "SymInt[]", "Sequence[int] | None": "SymInt[]", "Sequence[bool]": "bool[]",
     "bool": "bool", "str": "str", "str | None": "str?",
 }  # fmt: skip
-"""What annotations of fields are in the schema of an operator. A field that may be None beside a list is left out."""
+"""The type in the schema of an operator, by the annotation of a field. For a list or None, see `Operator`."""
 
 
 class Asked(NamedTuple):
-    """What a call needs a plan of: an operator (or its backward) with its sizes, as `choose` takes them."""
+    """The operator (or backward) and sizes that a call needs a plan for, as `choose` takes them."""
 
     operator: str
     M: int
@@ -44,18 +44,17 @@ class Asked(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Whether one of its matrices is."""
+        """Whether one of its matrices has no elements."""
         return not self.M * self.K * min(self.N if isinstance(self.N, Sequence) else [self.N])
 
 
 def fastest(asked: Asked, world: int, name: str | None, dtype: torch.dtype, reserved: int = 0) -> Plan | None:
-    """The plan that is predicted to be the fastest on a machine, None for plain torch; the first where the machine is
-    not known, too small, or described without products of this dtype, or the operator is not predicted. Nothing is
-    timed.
+    """Returns the plan with the shortest predicted time on a machine, or None for plain torch. Returns the first plan
+    if the machine is unknown, too small, or described without products of this dtype, or if the operator is not
+    predicted. Nothing is timed.
 
-    Predictions are those of the largest power of two of rows that a call has, and are kept: numbers of rows between two
-    powers of two share a plan. `reserved`: SMs that the lane leaves to others.
-    """
+    The number of rows is rounded down to a power of two, so calls between two powers of two share a kept prediction.
+    `reserved`: SMs that the lane leaves to others."""
     operator, M, N, K = asked
     if name is None:
         return planned(operator, None)
@@ -67,8 +66,8 @@ def fastest(asked: Asked, world: int, name: str | None, dtype: torch.dtype, rese
 
 
 class Call:
-    """A call of an operator. `name`: of the operator, as messages call it; `results`: their types in its schema;
-    `once_differentiable`: whether its gradient is made of results that have none, so that it can't have one itself."""
+    """A call of an operator. `name`: the operator's name in messages; `results`: the types of results in its schema;
+    `once_differentiable`: whether the gradient has no gradient itself, because a result that it uses has none."""
 
     name: ClassVar[str]
     results: ClassVar[str]
@@ -82,26 +81,26 @@ class Call:
         return Members.named(self.group_name)
 
     def check(self) -> None:
-        """Raises what is wrong with the arguments; also asked while torch traces."""
+        """Raises an error if the arguments are wrong. Also called while torch traces."""
 
     def check_here(self) -> None:
-        """Raises what is wrong on this rank, of a call that is made."""
+        """Raises an error if the arguments are wrong for this rank. Not called while torch traces."""
 
     def told(self) -> Mapping[str, Any]:
-        """What the ranks have to agree on, besides the dtype, the plan and who computes."""
+        """Returns what all ranks must have alike, besides the dtype, the plan and who computes."""
         return {}
 
     def asked(self) -> Asked:
-        """What a plan is needed for, the same on all ranks."""
+        """Returns what a plan is needed for, the same on all ranks."""
         raise NotImplementedError
 
     def planless(self) -> bool:
-        """Whether nothing of this call can be fused: then "auto" stands for plain torch."""
+        """Whether nothing of this call can be fused. "auto" then stands for plain torch."""
         return False
 
     def run(self, path: Plain) -> Any:
-        """The results, of what both paths have; or by `path.call` where that is `Programs`, else by plain torch. While
-        torch traces, the path is plain and its collectives move nothing: that is the fake."""
+        """Returns the results, by methods that both paths have; or by `path.call` if the path is `Programs`, else by
+        plain torch. While torch traces, the path is plain with collectives that move nothing: this makes the fake."""
         raise NotImplementedError
 
     def setup(self, ctx: Any, output: Any) -> None:
@@ -109,13 +108,13 @@ class Call:
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
-        """The gradients of arguments, by name. An operator without has no gradient."""
+        """Returns the gradients of arguments, by name. An operator without this method has no gradient."""
         raise NotImplementedError
 
-    # ---- what follows
+    # ---- the same for all calls
 
     def __call__(self) -> Any:
-        """Checks the call, compares it with those of the other ranks, and computes it."""
+        """Checks the call, compares it with the calls of the other ranks, and computes it."""
         agree(self.members, self.x.device, self._tell)
         return self.run(self._path())
 
@@ -132,8 +131,8 @@ class Call:
         return TORCH if self.plan == AUTO and self.planless() else self.plan
 
     def _path(self) -> Plain:
-        """Who computes the call: by the plan that it names, or by the one that is predicted to be the fastest, which
-        all ranks choose alike, since they agree on all that it is chosen by. What is empty is left to plain torch."""
+        """Returns who computes the call: by the plan that it names or, for "auto", by the plan that is predicted to be
+        the fastest. All ranks choose it alike, since they agree on its inputs. Plain torch computes empty matrices."""
         device, asked = self.x.device, self.asked()
         path = path_of(device, self._wanted)
         if path is Plain or asked.empty:
@@ -147,8 +146,8 @@ class Call:
 
 
 class Operator:
-    """`torch.ops.tilelink.NAME` of a description, opaque to compilers, for all devices. Where the description has
-    `lengths` that may be None there are two: one without them, and `NAME_uneven` with them."""
+    """`torch.ops.tilelink.NAME`, made from a description: for all devices, opaque to compilers. If the description has
+    `lengths` that may be None, there are two operators: NAME without lengths, and `NAME_uneven` with lengths."""
 
     def __init__(self, call: type[Call]) -> None:
         arguments = {f.name: str(f.type) for f in fields(call) if f.init}  # type: ignore[arg-type]  # a dataclass
@@ -160,7 +159,7 @@ class Operator:
         self.made = _registered(call, name, arguments)
 
     def __call__(self, **given: Any) -> Any:
-        """Calls it with the arguments of the description."""
+        """Calls the operator with the arguments of the description, by name."""
         if not torch.compiler.is_compiling():
             self._check_tangents(given)
         if self.evenly is not None:
@@ -170,7 +169,7 @@ class Operator:
         return self.made(*[given[n] for n in self.names])
 
     def check(self, group: Any, **given: Any) -> None:
-        """Checks the types of arguments, before torch does. Raises ArgumentError; then all other ranks raise
+        """Checks the types of arguments, before torch does. Raises ArgumentError; the other ranks raise
         RankFailedError."""
         if torch.compiler.is_compiling():
             return
@@ -181,26 +180,26 @@ class Operator:
             raise_everywhere(name_of_group(group), error, *given.values())
 
     def _check_tangents(self, given: Mapping[str, Any]) -> None:
-        """Torch would drop the tangents of forward-mode differentiation without a word. Raises ArgumentError."""
+        """Raises ArgumentError for tangents of forward-mode differentiation, which torch would drop silently."""
         for name, value in given.items():
             for t in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(t, torch.Tensor) and unpack_dual(t).tangent is not None:
                     raise ArgumentError(f"{name} has a tangent; operators have no forward-mode derivative")
 
     def called(self, group: Any, x: torch.Tensor, weights: Tensors, biases: Maybe, **given: Any) -> Any:
-        """Calls it as a user does: of the members of a group, on one device, in the dtype of `torch.autocast`."""
+        """Calls the operator for a user: finds the group, checks devices, casts to the dtype of `torch.autocast`."""
         name = name_of_group(group)
         agree_on_devices(name, x, weights, biases)
         cast = cast_for(x)
         x, weights, biases = cast(x), [cast(w) for w in weights], [cast(b) for b in biases]
-        if "weight" in self.names:  # one
+        if "weight" in self.names:  # the description has one weight
             given |= {"weight": weights[0], "bias": biases[0]}
         with no_autocast(x):
             return self(x=x, weights=weights, biases=biases, group_name=name, **given)
 
 
 def _registered(call: type[Call], name: str, arguments: Mapping[str, str]) -> Callable[..., Any]:
-    """An operator that takes these arguments of a description, by their types; another one is None."""
+    """Registers an operator with these arguments of a description, name to type. Other fields of a call are None."""
     absent = {f.name: None for f in fields(call) if f.init and f.name not in arguments}  # type: ignore[arg-type]
 
     def of(given: tuple[Any, ...], **named: Any) -> Call:
@@ -222,7 +221,7 @@ def _registered(call: type[Call], name: str, arguments: Mapping[str, str]) -> Ca
         return tuple(found.get(n) for n in arguments)
 
     def computed(*given: Any, **named: Any) -> Any:
-        """Results that are no views, which torch lets nobody change in place (`y.relu_()`)."""
+        """Returns results that are no views: torch forbids to change such views in place (`y.relu_()`)."""
         return tree_map_only(torch.Tensor, lambda t: t.data, of(given, **named)())
 
     schema = ", ".join(f"{SCHEMA[kind]} {argument}" for argument, kind in arguments.items())

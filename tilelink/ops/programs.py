@@ -32,8 +32,8 @@ _preparing = False
 
 
 def path_of(device: torch.device, plan: str | None = None) -> type[Plain]:
-    """Who computes: `Programs` on CUDA devices, and on a CPU where TILELINK_BACKEND is "interpret"; else plain torch,
-    which "torch" asks for on any device, as the plan of a call does. Raises ArgumentError."""
+    """Returns who computes: `Programs` on CUDA devices, and on a CPU if TILELINK_BACKEND is "interpret"; else `Plain`.
+    "torch", as TILELINK_BACKEND or as plan, asks for `Plain` on any device. Raises ArgumentError."""
     wanted = os.environ.get("TILELINK_BACKEND") or ("interpret" if device.type == "cuda" else "torch")
     if wanted not in BACKENDS:
         raise ArgumentError(f"TILELINK_BACKEND is {wanted!r}; it must be one of {listed(BACKENDS, wanted)}")
@@ -41,7 +41,7 @@ def path_of(device: torch.device, plan: str | None = None) -> type[Plain]:
 
 
 class Programs(Plain):
-    """As `Plain`, by the program and the schedule of a plan. No matrix is empty."""
+    """Computes as `Plain`, by the program and the schedule of a plan. No matrix may be empty."""
 
     def __init__(self, members: Members, plan: Plan) -> None:
         super().__init__(members)
@@ -79,19 +79,19 @@ class Programs(Plain):
         return lambda: out
 
     def ending(self, bias: torch.Tensor | None, mean: bool) -> dict[str, Any]:
-        """What a program does to a sum before it is rounded. It adds the bias first, so that of a mean is as many times
-        as much."""
+        """Returns the options for what a program does to a sum before it rounds: bias, then epilogue. The epilogue of a
+        mean divides the bias, too, so this multiplies the bias by the world first."""
         world = self.members.world
         if not mean:
             return {"bias": bias}
         return {"bias": None if bias is None else bias.float() * world, "epilogue": _mean_over(world)}
 
     def empty(self, like: torch.Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Memory for a result, of the dtype of a tensor by default."""
+        """Returns memory for a result on the device of `like`, by default of its dtype."""
         return lane(self.members.group, device=like.device.type).allocate(tuple(shape), dtype or like.dtype)
 
     def call(self, *tensors: Any, **options: Any) -> None:
-        """Calls the program of the plan, or prepares the call; its outputs are given."""
+        """Calls the program of the plan, or prepares the call inside `prepare`. The caller gives the outputs."""
         self._run(self.plan.program, *tensors, schedule=self.plan.schedule, **options)
 
     def _run(self, program: Program, *tensors: Any, **options: Any) -> None:
@@ -101,19 +101,19 @@ class Programs(Plain):
 
 
 def mean(total):  # type: ignore[no-untyped-def]
-    """The mean of a sum over the ranks, in registers, before anything is rounded."""
+    """Returns the mean of a sum over the ranks, in registers, before it is rounded."""
     return total * PART
 
 
 @kept()
 def _mean_over(world: int) -> Any:
-    """`mean` in a world, as the `epilogue` of a program: from the globals of a function Triton takes constants."""
+    """Returns `mean` for a world, as the `epilogue` of a program. Triton takes constants from a function's globals."""
     names = mean.__globals__ | {"PART": tl.constexpr(1 / world)}
     return triton.jit(FunctionType(mean.__code__, names, mean.__name__))
 
 
 def lane(process_group: dist.ProcessGroup | None = None, *, device: str = "cpu", **options: Any) -> ProcessGroup:
-    """The lane on which operators run the programs of a group, on this kind of device (`device`: "cpu" or "cuda").
+    """Returns the lane on which operators run the programs of a group on a kind of device: "cpu" or "cuda".
 
     The first operator makes the lane with the default options of `tilelink.group`. A call of this function before that
     makes it with other options; it is collective. Raises WorldError if options are given and the lane exists, and the
@@ -131,8 +131,7 @@ def lane(process_group: dist.ProcessGroup | None = None, *, device: str = "cpu",
 
 
 def reserved_on(members: Members, device: torch.device) -> int:
-    """SMs that the lane of a group leaves to other kernels on this kind of device, or would leave if it were made now.
-    """
+    """Returns how many SMs the lane of a group leaves to other kernels, or would leave if it were made now."""
     if device.type != "cuda":
         return 0
     made: Any = _lanes.get(members.group, {}).get("cuda")
@@ -170,7 +169,7 @@ def _has_gradient(value: Any) -> bool:
 
 @contextmanager
 def _prepared() -> Iterator[None]:
-    """Inside, programs are prepared and not launched; results hold nothing."""
+    """A context in which programs are prepared and not launched. Results have undefined values."""
     global _preparing
     before, _preparing = _preparing, True
     try:

@@ -1,7 +1,7 @@
-"""Rows that go to experts and come back, in plain torch: the unfused form, and what a CPU runs by default.
+"""Rows that go to experts and come back, in plain torch: the unfused form, and the default on a CPU.
 
-Every rank gets the rows of all ranks and takes its own, by indices that are made of the counts; the products of experts
-are made one after the other. The host reads the counts for those, as it does to see whether there is room.
+Every rank gets the rows of all ranks, and takes its own by indices made from the counts. The products of experts are
+made one after the other. The host reads the counts for these products, and to check that rows have room.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from tilelink.ops.plain import Plain
 
 
 def taken(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """The rows of x that `order` says, zeros for -1."""
+    """Returns the rows of x in this `order`, zeros for -1."""
     return _taken(x, order.long(), order >= 0)
 
 
 def summed(rows: torch.Tensor, place: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-    """Of each token the sum of the rows that `place` says, -1 for none, each times its weight: in float32, in the order
-    of choices, rounded once to the dtype of the rows."""
+    """Returns for each token the sum of its rows, each times its weight: in float32, in the order of choices, rounded
+    once to the dtype of the rows. `place`: (tokens, top), the row of each choice, or -1."""
     return added(rows, place, weights).to(rows.dtype)
 
 
 def added(rows: torch.Tensor, place: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-    """The same in float32."""
+    """As `summed`, but the result stays in float32."""
     total = rows.new_zeros(len(place), rows.shape[1], dtype=torch.float32)
     for k in range(place.shape[1]):
         row = taken(rows, place[:, k]).float()
@@ -35,7 +35,7 @@ def added(rows: torch.Tensor, place: torch.Tensor, weights: torch.Tensor | None)
 
 
 def sources(place: torch.Tensor, weights: torch.Tensor | None, sent: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The token (int32) and the weight (float32) of each of `sent` rows; -1 and 0 for a row that `place` names not."""
+    """Returns the token (int32) and the weight (float32) of each of `sent` rows; -1 and 0 for rows not in `place`."""
     tokens = torch.arange(len(place), dtype=torch.int32, device=place.device)[:, None].expand_as(place)
     rows = torch.where(place < 0, sent, place).long().flatten()
 
@@ -46,19 +46,19 @@ def sources(place: torch.Tensor, weights: torch.Tensor | None, sent: int) -> tup
 
 
 def scaled(rows: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """Rows times their scale, in float32, rounded to the dtype of the rows."""
+    """Returns rows times their scale, computed in float32 and rounded to the dtype of the rows."""
     return rows if scale is None else (scale[:, None] * rows.float()).to(rows.dtype)
 
 
 def weights_of(grad: torch.Tensor, place: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """The gradient of weights: of each choice of a token its row times the gradient of the token, in float32."""
+    """Returns the gradients of weights, (tokens, top) in float32: the row of each choice times its token's gradient."""
     each = [(taken(rows, of_choice).float() * grad.float()).sum(1) for of_choice in place.unbind(1)]
     return torch.stack(each, 1) if each else grad.new_zeros(place.shape, dtype=torch.float32)
 
 
 def dispatched(path: Plain, x: torch.Tensor, counts: torch.Tensor, room: int) -> torch.Tensor:
-    """The rows (room, K) of the experts of this rank, by expert and source, and zeros behind them; x: (sent, K), those
-    that this rank sends, in the order of all experts."""
+    """Returns the rows (room, K) of the experts of this rank, by expert and source rank, then zeros. `x`: (sent, K),
+    the rows that this rank sends, in the order of all experts."""
     rank, world, sent = path.members.rank, path.members.world, len(x)
     check_room(path, counts, sent, room)
     everywhere, experts = counts.long(), len(counts) // world
@@ -71,8 +71,8 @@ def dispatched(path: Plain, x: torch.Tensor, counts: torch.Tensor, room: int) ->
 
 
 def combined(path: Plain, rows: torch.Tensor, counts: torch.Tensor, sent: int) -> torch.Tensor:
-    """The rows (sent, K) that this rank sent, in the order of all experts, and zeros behind them; rows: (room, K) of
-    the experts of this rank, by expert and source."""
+    """Returns the rows (sent, K) that this rank sent, in the order of all experts, then zeros. `rows`: (room, K) of the
+    experts of this rank, by expert and source rank."""
     rank, world, room = path.members.rank, path.members.world, len(rows)
     check_room(path, counts, sent, room)
     everywhere, experts = counts.long(), len(counts) // world
@@ -86,8 +86,8 @@ def combined(path: Plain, rows: torch.Tensor, counts: torch.Tensor, sent: int) -
 def fanned_out(
     path: Plain, x: torch.Tensor, token: torch.Tensor, counts: torch.Tensor, sent: int
 ) -> torch.Tensor:
-    """The rows (room, K) of the experts of this rank, by expert and source, each the token of its source that `token`
-    says, and zeros behind them; x: (tokens, K) of this rank. `sent`: room for rows that a rank sends."""
+    """Returns the rows (room, K) of the experts of this rank, by expert and source rank, then zeros. `x`: (tokens, K)
+    of this rank; `token`: (room,), the token of each row on its source; `sent`: room for rows that a rank sends."""
     rank, world, tokens = path.members.rank, path.members.world, len(x)
     check_room(path, counts, sent, len(token))
     experts = len(counts) // world
@@ -97,14 +97,14 @@ def fanned_out(
 
 
 def weight_of_rows(weights: torch.Tensor, at: torch.Tensor, room: int) -> torch.Tensor:
-    """(room,): of each row the weight of the choice that it is; `at`: the rows of each token, -1 for none."""
+    """Returns (room,): the weight of each row. `weights`: of each choice of each token; `at`: its row, or -1."""
     made = weights.new_zeros(room + 1)
     return made.index_copy(0, torch.where(at < 0, room, at).long().flatten(), weights.flatten())[:room]
 
 
 def counted(ids: torch.Tensor, experts: int, slices: int) -> torch.Tensor:
-    """int32 (experts of all ranks, world): rows of each expert from each rank, of `ids` (world, tokens * top). A slice
-    is an expert. Where ids are out of range, the first count of their rank is how many, negative."""
+    """Returns int32 (experts of all ranks, world): rows of each expert from each rank. `ids`: experts, (world, tokens *
+    top). A slice is an expert. If a rank has ids out of range, its first count is minus their number."""
     world = len(ids)
     there = (ids >= 0) & (ids < experts)
     places = torch.arange(world, device=ids.device)[:, None] * (experts + 1) + torch.where(there, ids, experts)
@@ -120,8 +120,8 @@ def counted(ids: torch.Tensor, experts: int, slices: int) -> torch.Tensor:
 def met(
     ids: torch.Tensor, experts: int, slices: int, rank: int, world: int, room: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """token, at, choice and wanted of a rank, as `tilelink.ops.moe_routing.Once` says, of the experts of all tokens,
-    `ids`: (tokens of all ranks, top)."""
+    """Returns token, at, choice and wanted of a rank, as in `tilelink.ops.moe_routing.Once`. `ids`: (tokens of all
+    ranks, top), the experts of all tokens."""
     (every, top), each, parts = ids.shape, experts * slices // world, torch.arange(world, device=ids.device) // slices
     tokens = every // world
     homes = torch.where((ids >= 0) & (ids < experts), ids // each, -1)
@@ -139,7 +139,7 @@ def met(
 
 
 def multiplied(path: Plain, rows: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """rows @ weight[e].T for the rows of each expert e of this rank, zeros behind them; weight: (experts, N, K)."""
+    """Returns rows @ weight[e].T for the rows of each expert e of this rank, then zeros. `weight`: (experts, N, K)."""
     out = rows.new_zeros(len(rows), weight.shape[1])
     for e, (begin, end) in enumerate(_rows_of_experts(path, counts)):
         out[begin:end] = path.linear(rows[begin:end], weight[e])
@@ -147,7 +147,7 @@ def multiplied(path: Plain, rows: torch.Tensor, weight: torch.Tensor, counts: to
 
 
 def weight_gradients(path: Plain, dout: torch.Tensor, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """dout^T @ rows, over the rows of each expert of this rank: (experts, N, K)."""
+    """Returns (experts, N, K): dout^T @ rows, over the rows of each expert of this rank."""
     made = rows.new_zeros(len(counts) // path.members.world, dout.shape[1], rows.shape[1])
     for e, (begin, end) in enumerate(_rows_of_experts(path, counts)):
         made[e] = path.linear(dout[begin:end].T, rows[begin:end].T)
@@ -155,7 +155,7 @@ def weight_gradients(path: Plain, dout: torch.Tensor, rows: torch.Tensor, counts
 
 
 def check_room(path: Plain, counts: torch.Tensor, sent: int, room: int) -> None:
-    """Raises CapacityError, on every rank alike, as `tilelink.runtime.launch.Record.refusal` says it."""
+    """Raises CapacityError on every rank if rows have no room, worded as `tilelink.runtime.launch.Record.refusal`."""
     if isinstance(path.members, Traced):
         return
     routing, world = Routing(Integers.of_array(counts.cpu().numpy())), path.members.world
@@ -164,7 +164,7 @@ def check_room(path: Plain, counts: torch.Tensor, sent: int, room: int) -> None:
 
 
 def _rows_of_experts(path: Plain, counts: torch.Tensor) -> list[tuple[int, int]]:
-    """Where the rows of each expert of this rank begin and end; nowhere, while torch traces."""
+    """Returns where the rows of each expert of this rank begin and end; an empty list while torch traces."""
     rank, world = path.members.rank, path.members.world
     if isinstance(path.members, Traced):
         return []
@@ -173,8 +173,8 @@ def _rows_of_experts(path: Plain, counts: torch.Tensor) -> list[tuple[int, int]]
 
 
 def _places(lengths: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of segments of these lengths, one behind the other: which one each row is in, which of its rows, and whether
-    there is such a row."""
+    """Lays segments of these lengths one behind the other. Returns for each of `rows` rows its segment, its number in
+    the segment, and whether it is inside of all segments."""
     ends = lengths.cumsum(0)
     number = torch.arange(rows, device=lengths.device)
     segment = torch.searchsorted(ends, number, right=True).clamp(max=len(lengths) - 1)

@@ -1,4 +1,4 @@
-"""Our operators instead of torch's fused symmetric-memory operators, which async tensor parallelism calls."""
+"""Replaces torch's fused symmetric-memory operators, which async tensor parallelism calls, with our operators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SymmMemOps:
     _asked = 0
 
     def enable(self) -> None:
-        """Calls of the fused operators run ours from now on. Call `disable` once for each `enable`."""
+        """Makes calls of the fused operators run ours from now on. Call `disable` once for each `enable`."""
         cls = type(self)
         cls._asked += 1
         if cls._library is not None:
@@ -44,7 +44,7 @@ class SymmMemOps:
         cls = type(self)
         cls._asked = max(cls._asked - 1, 0)
         if not cls._asked:
-            cls._library = None  # a library that nobody has any more takes back what it registered
+            cls._library = None  # torch undoes the registrations of a library when nothing refers to it
 
     def __enter__(self) -> SymmMemOps:
         self.enable()
@@ -78,7 +78,7 @@ def _fused_matmul_reduce_scatter(
 
 
 def _linear_weight(B: torch.Tensor) -> torch.Tensor:
-    """torch has B as (K, N)."""
+    """Returns the weight (N, K) of torch's B (K, N). Raises ShapeError."""
     if B.dim() != 2:
         raise ShapeError(f"B has shape {tuple(B.shape)}: it must be (K, N)", Site.of_user())
     return B.T

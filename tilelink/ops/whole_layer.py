@@ -1,4 +1,4 @@
-"""The operator of torch that is a whole layer of experts: in one kernel or, where "auto" finds these faster, in two.
+"""The operator of torch for a whole layer of experts: one kernel or, if "auto" predicts them to be faster, two kernels.
 Its gradient is made of the operators of `tilelink.ops.experts`."""
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ PLANS_OF_ONE = (ONE_KERNEL, *(f"{ONE_KERNEL}:{schedule}" for schedule in list(mi
 
 
 def swiglu(rows: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up of rows (n, 2 * hidden), gate first."""
+    """Returns silu(gate) * up for rows (n, 2 * hidden), gate first."""
     gate, up = rows.chunk(2, -1)
     return torch.nn.functional.silu(gate) * up
 
 
 @dataclass
 class LayerOfExperts(Sums):
-    """Tokens go to their experts, each of which multiplies its rows twice, with SwiGLU between; these go back, and each
-    token adds up its own: (tokens, K). Then what gradients need, where `keep` asks for it: the rows of this rank's
-    experts, (room, K); what these made of them before SwiGLU, (room, 2 * hidden); and the rows that came back,
-    (sent, K)."""
+    """Sends tokens to their experts; each expert multiplies its rows twice, with SwiGLU between. The products go back,
+    and each token adds up its own: (tokens, K). If `keep`, three more results are for the gradients: the rows of this
+    rank's experts, (room, K); their first products, before SwiGLU, (room, 2 * hidden); and the rows that came back,
+    (sent, K). Otherwise these are empty."""
 
     name = "layer_of_experts"
     results = "(Tensor, Tensor, Tensor, Tensor)"
@@ -70,7 +70,7 @@ class LayerOfExperts(Sums):
             planned(OPERATOR, self.plan)
 
     def plan_of_path(self) -> Plan:
-        """That of one kernel, unless "auto" finds two kernels faster: then that of the first one."""
+        """Returns the plan of the one kernel or, if "auto" predicts two kernels to be faster, of the first of them."""
         if self.plan != AUTO:
             return planned(OPERATOR, self.plan)
         members, device, (tokens, top) = self.members, self.x.device, self.place.shape
@@ -118,7 +118,7 @@ class LayerOfExperts(Sums):
         _, rows, made, back = output
         given = (self.x, self.gate_up, self.down, self.weights)
         if not self.keep and any(t is not None and t.requires_grad for t in given):
-            raise ArgumentError("gradients need what the kernel makes on its way: keep=True")
+            raise ArgumentError("gradients need intermediate results of the kernel: pass keep=True")
         plan = self.plan if self.plan in (TORCH, AUTO) else planned(OPERATOR, self.plan).schedule.name
         ctx.call = {"counts": self.counts, **self.options, "plan": plan}
         ctx.sent, ctx.room = self.sent, self.room
