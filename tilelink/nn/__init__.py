@@ -1,9 +1,9 @@
-"""Layers and parallel styles: tensor-parallel linear layers of torch by the operators of `tilelink.ops`.
+"""Layers and parallel styles of torch, computed by the operators of `tilelink.ops`.
 
     parallelize_module(block, mesh, {"ff": tilelink.nn.SharedColwiseParallel("gate", "up", input_layouts=Shard(1)),
                                      "ff.down": tilelink.nn.RowwiseParallel(output_layouts=Shard(1))})
 
-Styles take the place of those of `torch.distributed.tensor.parallel`, layers that of Megatron's. See docs/layers.md.
+Styles replace the styles of `torch.distributed.tensor.parallel`; layers replace Megatron's. See docs/layers.md.
 """
 
 from tilelink.nn.expert_parallel import ExpertParallel, replace_moe

@@ -1,4 +1,4 @@
-"""Linear layers whose parameters are DTensors: what the parallel styles make of an `nn.Linear`."""
+"""Linear layers whose parameters are DTensors. The parallel styles make them from an `nn.Linear`."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class ColwiseLinear(nn.Linear):
 
 @public_class
 class RowwiseLinear(nn.Linear):
-    """An `nn.Linear` that `RowwiseParallel` has spread: `weight` is a DTensor, Shard(1), `bias` one that is
-    replicated."""
+    """An `nn.Linear` that `RowwiseParallel` has spread: `weight` is a DTensor, Shard(1), and `bias` a replicated
+    DTensor."""
 
     weight: DTensor
     layouts: Layouts
@@ -67,8 +67,8 @@ class RowwiseLinear(nn.Linear):
 
 
 class Siblings:
-    """Column-parallel layers that are called with one input: whoever is called first computes all of them, with one
-    gather, and the others take their results. A layer alone is its only sibling."""
+    """Column-parallel layers that are called with the same input. The first call computes the results of all of them,
+    with one gather; the other layers take their results. A layer that shares no input is its only sibling."""
 
     def __init__(self, layers: dict[str, ColwiseLinear]) -> None:
         self.layers = layers
@@ -81,7 +81,7 @@ class Siblings:
         self._waiting: dict[str, torch.Tensor] = {}
 
     def result(self, name: str, input: torch.Tensor) -> torch.Tensor:
-        """The rank's part of a layer's result. Raises ArgumentError where its siblings had another input."""
+        """Returns the rank's part of a layer's result. Raises ArgumentError if its siblings had another input."""
         if name not in self._waiting:
             self._input, self._version, self._waiting = input, input._version, self._computed(input)
         else:
@@ -92,11 +92,11 @@ class Siblings:
         return result
 
     def _check_same(self, name: str, input: torch.Tensor) -> None:
-        """Raises ArgumentError unless this is the input that was computed with."""
+        """Raises ArgumentError unless this is the input of the waiting results, unchanged."""
         first = next(n for n in self.layers if n not in self._waiting)
         if self._input is not input:
             other = "another tensor than"
-        elif torch.compiler.is_compiling():  # a version is a symbol then: to be looked at where the graph is compiled
+        elif torch.compiler.is_compiling():  # a version is then a symbol: torch checks it when it compiles the graph
             # Dynamo of torch 2.11 takes no message that refers to a variable.
             torch._check(self._version == input._version, lambda: "the input was changed since another linear had it")
             return
@@ -104,8 +104,8 @@ class Siblings:
             other = "a tensor that was changed since it was given to"
         else:
             return
-        own = "each is to have a style of its own, ColwiseParallel"
-        raise ArgumentError(f"{name} is called with {other} {first}, so {own}", Site.of_user())
+        own = "they do not share one input, so give each its own style, ColwiseParallel"
+        raise ArgumentError(f"{name} is called with {other} {first}: {own}", Site.of_user())
 
     def _computed(self, input: torch.Tensor) -> dict[str, torch.Tensor]:
         named = {name: layer for name, layer in self.layers.items() if is_ours(layer)}
@@ -125,14 +125,14 @@ class Siblings:
 
 
 def is_ours(layer: ColwiseLinear | RowwiseLinear) -> bool:
-    """Whether operators can compute with the weight of a layer: it is still a DTensor, of a dtype that they take."""
+    """Whether operators can use the weight of a layer: it is still a DTensor, of a dtype that operators take."""
     return isinstance(layer.weight, DTensor) and layer.weight.dtype in DTYPES
 
 
 def as_in_torch(layer: ColwiseLinear | RowwiseLinear, input: torch.Tensor, wanted: Placement) -> torch.Tensor:
-    """The result of a layer as torch's styles compute it, on an input with the placement `wanted`: quantized weights,
-    which torchao puts in the place of DTensors, and dtypes that operators do not take. Raises ArgumentError where a
-    plan names a program."""
+    """Returns the result of a layer as torch's styles compute it, from an input with the placement `wanted`. This
+    serves quantized weights, which torchao puts in the place of DTensors, and dtypes that operators do not take.
+    Raises ArgumentError if a plan names a program."""
     layouts, weight = layer.layouts, layer.weight
     if layouts.plan not in ANYWHERE:
         what = f"a {type(weight).__name__} of {weight.dtype}"

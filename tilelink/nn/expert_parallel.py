@@ -1,4 +1,4 @@
-"""A parallel style for modules that hold all experts in 3-D parameters, and one call for all of them in a model."""
+"""A parallel style for modules that hold all experts in 3-D parameters, and one call that applies it to a model."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from tilelink.ops.whole_layer import swiglu
 Activation = Callable[[torch.Tensor], torch.Tensor]
 CUTS = ("experts", "hidden")
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
-"""How transformers names the weights of experts,"""
+"""The names that transformers gives the weights of experts."""
 DEFAULT_GATE = "_default_apply_gate"
-"""and what it calls the activation of modules without one of their own: act_fn of the gate, times up."""
+"""The name of transformers' default activation: act_fn of the gate, times up."""
 
 
 @public_class
 class ExpertParallel(ParallelStyle):
-    """A style of a module that holds the weights of all experts in two 3-D parameters, as the experts of transformers
-    do: whole experts are spread over the ranks of a mesh of one dimension, and the module computes by
+    """A style for a module that holds the weights of all experts in two 3-D parameters, as the experts of transformers
+    do. It spreads whole experts over the ranks of a one-dimensional mesh, and makes the module compute by
     `tilelink.ops.mixture_of_experts`.
 
-    `cut="hidden"` gives every rank a slice of every expert instead, of its hidden features. A mesh of two dimensions,
-    for which `replace_moe` takes one, cuts both ways: experts along the first dimension, hidden along the second.
+    `cut="hidden"` instead gives every rank a slice of every expert: a part of its hidden features. A two-dimensional
+    mesh, which `replace_moe` also takes, cuts both ways: experts along the first dimension, hidden along the second.
 
-    The module is called with (x, topk_idx, topk_weights), as that operator is: (tokens, width), (tokens, top) and
-    (tokens, top). It becomes a subclass of its class in place, with the same names of parameters, which are DTensors.
+    The module is called with (x, topk_idx, topk_weights), like the operator: (tokens, width), (tokens, top) and
+    (tokens, top). It becomes a subclass of its class in place. Its parameters keep their names and become DTensors.
 
     `gate_up`, `down`: names of the parameters (experts, 2 * hidden, width), gate first, and (experts, width, hidden).
-    `activation`: of rows (n, 2 * hidden) to rows (n, hidden); by default the module's `_apply_gate`, else its `act_fn`
-    of the gate times up. `input_layouts`: Shard(0) where each rank gives its own tokens, and Replicate() where all
-    ranks give the same ones: then each computes a part of them, and the results are gathered. The result is laid out as
-    the input. `tokens`, `capacity`, `plan`: as in `mixture_of_experts`.
+    `activation`: maps rows (n, 2 * hidden) to rows (n, hidden); by default it is the module's `_apply_gate`, else its
+    `act_fn` of the gate, times up. `input_layouts`: Shard(0) if each rank gives its own tokens, Replicate() if all
+    ranks give the same tokens. Each rank then computes a part of them, and the results are gathered. The result has the
+    layout of the input. `tokens`, `capacity`, `plan`: as in `mixture_of_experts`.
 
-    Raises ArgumentError, ScheduleError; and ShapeError where the ranks can't share the experts evenly.
+    Raises ArgumentError, ScheduleError; and ShapeError if the ranks can't share the experts evenly.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ExpertParallel(ParallelStyle):
         self.check(module, device_mesh)
         ranks = device_mesh if device_mesh.ndim == 1 else device_mesh._flatten()
         whole: list[Placement] = [Shard(0)]
-        gate_up: list[Placement] = [_StridedShard(1, split_factor=2)]  # a part of the gates, and that of the ups
+        gate_up: list[Placement] = [_StridedShard(1, split_factor=2)]  # the same part of the gates and of the ups
         down: list[Placement] = [Shard(2)]
         if device_mesh.ndim == 2:
             gate_up, down = whole + gate_up, whole + down
@@ -102,8 +102,8 @@ class ExpertParallel(ParallelStyle):
         return module
 
     def slices(self, mesh: DeviceMesh) -> int:
-        """How many ranks share an expert. Raises ArgumentError for a mesh of more than two dimensions, and for two
-        without names, by which torch finds the group of both."""
+        """Returns how many ranks share an expert. Raises ArgumentError for a mesh of more than two dimensions, and for
+        two dimensions without names: torch finds the group of both by their names."""
         if mesh.ndim == 2 and mesh.mesh_dim_names is None:
             raise ArgumentError("the mesh has two dimensions without names: give mesh_dim_names=", Site.of_user())
         if mesh.ndim == 2:
@@ -112,7 +112,7 @@ class ExpertParallel(ParallelStyle):
         return mesh.size() if self.cut == "hidden" else 1
 
     def check(self, module: nn.Module, mesh: DeviceMesh) -> None:
-        """Raises ArgumentError or ShapeError for a module that this style does not know."""
+        """Raises ArgumentError or ShapeError for a module that this style can't spread over the mesh."""
         kind = type(module).__name__
         if isinstance(module, SpreadExperts):
             raise ArgumentError(f"the experts of {kind} are spread already", Site.of_user())
@@ -138,13 +138,13 @@ class ExpertParallel(ParallelStyle):
 def replace_moe(
     model: nn.Module, mesh: DeviceMesh | dist.ProcessGroup | str | None = None, **options: Any
 ) -> nn.Module:
-    """The model itself, its experts spread over the ranks of a group: `ExpertParallel` for each module that holds
-    `gate_up_proj` and `down_proj` in three dimensions, as those of Mixtral, Qwen3-MoE and DeepSeek-V3 of transformers
-    do. Routers and shared experts stay as they are, on every rank.
+    """Spreads the experts of a model over the ranks of a group, and returns the model itself. It applies
+    `ExpertParallel` to each module with 3-D parameters `gate_up_proj` and `down_proj`, as transformers has in Mixtral,
+    Qwen3-MoE and DeepSeek-V3. Routers and shared experts stay unchanged, on every rank.
 
     `mesh`: of one dimension, or of two, which cuts both ways; or a group of torch.distributed; by default all
-    processes. `options`: of `ExpertParallel`. Raises ArgumentError where the model has no such module, and as the style
-    does; then nothing is changed.
+    processes. `options`: of `ExpertParallel`. Raises ArgumentError if the model has no such module, and the errors of
+    the style; the model is then unchanged.
     """
     style = ExpertParallel(**options)
     found = [m for m in model.modules() if _holds_experts(m, style)]
@@ -163,8 +163,8 @@ def replace_moe(
 
 @dataclass(frozen=True)
 class HowSpread:
-    """What a style says of the experts of a module. `dims`: of the mesh of its weights; `options`: of
-    `mixture_of_experts`."""
+    """The settings of a module whose experts are spread. `dims`: how many dimensions the mesh of its weights has;
+    `options`: of `mixture_of_experts`."""
 
     gate_up: str
     down: str
@@ -176,14 +176,14 @@ class HowSpread:
 
 @public_class
 class SpreadExperts(nn.Module):
-    """What comes before the class of a module whose experts are spread."""
+    """The first base class of modules whose experts are spread; the second is the module's own class."""
 
     how: HowSpread
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        """As `mixture_of_experts` with the weights of this module; arguments are named as transformers names them."""
+        """Calls `mixture_of_experts` with the weights of this module. transformers chose the names of arguments."""
         how, given = self.how, (hidden_states, top_k_index, top_k_weights)
         name = how.layouts.group_name
         gate_up, down = raised_everywhere(
@@ -192,7 +192,7 @@ class SpreadExperts(nn.Module):
         return computed(given, gate_up, down, how.activation or gate_of(self), how.layouts, how.options)
 
     def _local(self, name: str) -> torch.Tensor:
-        """The experts of this rank. Raises ArgumentError where FSDP has them."""
+        """Returns a weight of the experts of this rank. Raises ArgumentError if FSDP manages the weight."""
         weight = self.get_parameter(name)
         if not isinstance(weight, DTensor) or weight.device_mesh.ndim != self.how.dims:
             what = f"{name} is a {type(weight).__name__} of shape {tuple(weight.shape)} now"
@@ -211,7 +211,7 @@ _classes: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
-    """The class of modules of a class whose experts are spread."""
+    """Returns the subclass of `kind` for modules whose experts are spread."""
     if kind not in _classes:
         _classes[kind] = type(f"Spread{kind.__name__}", (SpreadExperts, kind), {})
     return _classes[kind]
@@ -223,7 +223,7 @@ def _holds_experts(module: nn.Module, style: ExpertParallel) -> bool:
 
 
 def _odd(module: nn.Module, others: set[str]) -> str:
-    """What a module has besides two weights and an activation; "" if it has nothing else."""
+    """Returns a description of what a module has besides two weights and an activation, or ""."""
     if others:
         return f"parameters {', '.join(sorted(others))}, too"
     known = {"is_transposed": False, "is_concatenated": True, "has_gate": True, "has_post_expert_norm": False}
@@ -231,7 +231,7 @@ def _odd(module: nn.Module, others: set[str]) -> str:
 
 
 def gate_of(module: nn.Module) -> Activation:
-    """The module's own activation of rows of gate and up; `swiglu` itself where it is that."""
+    """Returns the module's own activation of rows of gate and up: `swiglu` itself if it is SwiGLU."""
     own = getattr(module, "_apply_gate", None)
     if own is not None and getattr(own, "__name__", "") != DEFAULT_GATE:
         return cast(Activation, own)
@@ -254,8 +254,8 @@ def computed(
     layouts: Layouts,
     options: Mapping[str, Any],
 ) -> torch.Tensor:
-    """`mixture_of_experts` of (x, topk_idx, topk_weights), which are laid out over `layouts.mesh()` as `layouts` says:
-    what all ranks of that mesh have is shared out among them, and results are gathered. gate_up, down: this rank's."""
+    """Returns `mixture_of_experts` of `given`: (x, topk_idx, topk_weights), laid out as `layouts` says. If all ranks of
+    the mesh have the same tokens, each computes a part, and results are gathered. gate_up, down: this rank's."""
     tokens, replicated, mesh = given[0].shape[0], layouts.input.is_replicate(), layouts.mesh()
     x, chosen, weights = (_own(t, layouts) for t in given)
     if replicated and options.get("tokens") is None:
@@ -267,7 +267,7 @@ def computed(
 
 
 def _own(x: torch.Tensor, layouts: Layouts) -> torch.Tensor:
-    """The tokens of x that this rank computes."""
+    """Returns the tokens of x that this rank computes."""
     if not isinstance(x, DTensor) and layouts.input == Shard(0):
         return x
     return redistributed(as_dtensor(x, layouts.mesh(), layouts.input), Shard(0)).to_local()

@@ -17,14 +17,14 @@ from tilelink.ops.collectives import Members, name_of_group
 
 
 def _check_linears(given: Any, *layers: Any) -> None:
-    """Checks the layers that `from_linear` is given. Raises ArgumentError."""
+    """Raises ArgumentError unless all layers given to `from_linear` are linear layers. `given`: the argument."""
     if not all(isinstance(layer, nn.Linear) for layer in layers):
         raise ArgumentError(f"from_linear is given {given!r}; it takes linear layers, nn.Linear", Site.of_user())
 
 
 class _Part(nn.Module):
-    """The rank's part of linear layers that share their input, their rows one under the other. `cut`: the dimension
-    along which each parameter is cut, None where every rank has it; `parts`: how many of its rows belong to each."""
+    """The rank's part of linear layers that share their input, with their rows one layer under the other. `cut`: the
+    dimension along which each parameter is cut, or None for a copy on every rank; `parts`: rows of each layer."""
 
     cut: ClassVar[dict[str, int | None]]
     weight: nn.Parameter
@@ -53,13 +53,13 @@ class _Part(nn.Module):
         return layer
 
     def reset_parameters(self) -> None:
-        """New values, those of `nn.Linear` cut."""
+        """Sets new values: this rank's part of the values that `nn.Linear` would have."""
         bias, device, dtype = self.bias is not None, self.weight.device, self.weight.dtype
         sizes = [self.out_features] if isinstance(self.out_features, int) else self.out_features
         self._take([nn.Linear(self.in_features, n, bias, device, dtype) for n in sizes])
 
     def _take(self, whole: Sequence[nn.Linear]) -> None:
-        """Copies the rank's part of layers into this one."""
+        """Copies the rank's part of whole layers into this layer."""
         members = Members.named(self.group_name)
         for name, parameter in self.named_parameters():
             for mine, layer in zip(parameter.detach().split(self.parts), whole, strict=True):
@@ -78,18 +78,18 @@ class _Part(nn.Module):
 
 @public_class
 class ColumnParallelLinear(_Part):
-    """A linear layer whose outputs are spread over the ranks of a group: every rank has `out_features / ranks` of them,
-    of all tokens. For several `out_features` (Q, K and V; gate and up) there are as many results, of one weight and one
-    gather.
+    """A linear layer whose output features are spread over the ranks of a group: every rank has `out_features / ranks`
+    of them, for all tokens. Several `out_features` (Q, K and V; gate and up) give as many results, from one weight and
+    one gather.
 
-    `weight` is the rank's own, (out_features / ranks, in_features), those of several one under the other; `bias` as
-    long. With `sequence_parallel` the input (..., in_features) is the rank's part of the tokens along `gather_dim`, and
-    the layer is `tilelink.ops.all_gather_linear` with `plan`; without it every rank has all tokens, nothing is sent in
-    the forward, and the gradient of the input comes by `tilelink.ops.linear_all_reduce`.
+    `weight` is the rank's own, (out_features / ranks, in_features); several weights lie one under the other. `bias` has
+    as many rows. With `sequence_parallel` the input (..., in_features) is the rank's part of the tokens along
+    `gather_dim`, and the layer is `tilelink.ops.all_gather_linear` with `plan`. Without it every rank has all tokens,
+    the forward sends nothing, and the gradient of the input comes by `tilelink.ops.linear_all_reduce`.
 
-    A new layer has the values that `nn.Linear` would have, cut: seed all ranks alike. `group`: of torch.distributed, or
-    a mesh of one dimension; by default all processes. Raises ArgumentError, ShapeError, DtypeError, ScheduleError,
-    WorldError.
+    A new layer has its part of the values that `nn.Linear` would have: seed all ranks alike. `group`: of
+    torch.distributed, or a mesh of one dimension; by default all processes. Raises ArgumentError, ShapeError,
+    DtypeError, ScheduleError, WorldError.
     """
 
     cut: ClassVar = {"weight": 0, "bias": 0}
@@ -128,8 +128,8 @@ class ColumnParallelLinear(_Part):
     @classmethod
     @public
     def from_linear(cls, linear: nn.Linear | Sequence[nn.Linear], **options: Any) -> Self:
-        """The rank's part of a layer, or of several that share their input; dtype and device are theirs. `options`:
-        those of the class."""
+        """Returns the rank's part of a layer, or of several layers that share their input, with their dtype and device.
+        `options`: as of the class."""
         if isinstance(linear, nn.Linear):
             return cls._of([linear], linear.out_features, **options)
         several = list(linear) if isinstance(linear, Iterable) else [linear]
@@ -141,8 +141,8 @@ class ColumnParallelLinear(_Part):
         return cls._of(several, [m.out_features for m in several], **options)
 
     def forward(self, input: torch.Tensor, lengths: Sequence[int] | None = None) -> Any:
-        """The result (..., out_features / ranks), or a list of them. `lengths`: how many tokens each rank has along
-        `gather_dim`, where that differs."""
+        """Returns the result (..., out_features / ranks), or a list of results. `lengths`: how many tokens each rank
+        has along `gather_dim`, if ranks differ."""
         weights = self.weight.split(self.parts)
         biases = [None] * len(weights) if self.bias is None else self.bias.split(self.parts)
         outs = column_linear(input, weights, biases, self.gather_dim, lengths, self.group_name, self.plan)
@@ -155,16 +155,16 @@ class ColumnParallelLinear(_Part):
 @public_class
 class RowParallelLinear(_Part):
     """A linear layer whose input features are spread over the ranks of a group, as a `ColumnParallelLinear` before it
-    leaves them: products are summed over the ranks, and the bias is added once, to the sum.
+    leaves them. Products are summed over the ranks, and the bias is added once, to the sum.
 
-    `weight` is the rank's own, (out_features, in_features / ranks); `bias` (out_features,) the same on every rank, and
-    so is its gradient. The input is (..., in_features / ranks). With `sequence_parallel` the result is the rank's part
-    of the tokens along `scatter_dim`, by `tilelink.ops.linear_reduce_scatter`; without it all of it on every rank, by
-    `tilelink.ops.linear_all_reduce`. `plan`: one of that operator.
+    `weight` is the rank's own, (out_features, in_features / ranks). `bias`, (out_features,), and its gradient are the
+    same on every rank. The input is (..., in_features / ranks). With `sequence_parallel` the result is the rank's part
+    of the tokens along `scatter_dim`, by `tilelink.ops.linear_reduce_scatter`. Without it every rank has the whole
+    result, by `tilelink.ops.linear_all_reduce`. `plan`: a plan of this operator.
 
-    A new layer has the values that `nn.Linear` would have, cut: seed all ranks alike. `group`: of torch.distributed, or
-    a mesh of one dimension; by default all processes. Raises ArgumentError, ShapeError, DtypeError, ScheduleError,
-    WorldError.
+    A new layer has its part of the values that `nn.Linear` would have: seed all ranks alike. `group`: of
+    torch.distributed, or a mesh of one dimension; by default all processes. Raises ArgumentError, ShapeError,
+    DtypeError, ScheduleError, WorldError.
     """
 
     cut: ClassVar = {"weight": 1, "bias": None}
@@ -196,13 +196,13 @@ class RowParallelLinear(_Part):
     @classmethod
     @public
     def from_linear(cls, linear: nn.Linear, **options: Any) -> Self:
-        """The rank's part of a layer; dtype and device are its own. `options`: those of the class."""
+        """Returns the rank's part of a layer, with the layer's dtype and device. `options`: as of the class."""
         _check_linears(linear, linear)
         return cls._of([linear], linear.out_features, **options)
 
     def forward(self, input: torch.Tensor, lengths: Sequence[int] | None = None) -> torch.Tensor:
-        """The result (..., out_features). `lengths`: how many tokens each rank gets along `scatter_dim`, where they
-        can't be shared evenly."""
+        """Returns the result (..., out_features). `lengths`: how many tokens each rank gets along `scatter_dim`, if
+        the ranks can't share them evenly."""
         return row_linear(input, self.weight, self.bias, self.scatter_dim, lengths, self.group_name, self.plan)
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Between DTensors and what operators take: a rank's own part, and where the other parts are."""
+"""Converts between DTensors and the tensors of operators: a rank's own part, and where the other parts are."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ T = TypeVar("T", torch.Tensor, torch.Tensor | None)
 
 @dataclass(frozen=True)
 class Layouts:
-    """What a parallel style says of a layer: its arguments, the name of the mesh's group, and the mesh (a function,
-    since a copy of a layer is on the same)."""
+    """The settings of a parallel style for a layer: its arguments, the name of the mesh's group, and the mesh. `mesh`
+    is a function, so that copying a layer does not copy the mesh."""
 
     input: Placement
     output: Placement
@@ -36,9 +36,9 @@ class Layouts:
 
 
 class Spread(NamedTuple):
-    """The rank's part of a tensor. `dim`: along which the ranks have parts, None where each has all of it; `lengths`:
-    of the parts, where they differ. `partial`: the gradient may be a part of the sum, which a DTensor adds up later,
-    once for all that use it."""
+    """The rank's part of a tensor. `dim`: the dimension along which ranks have parts, or None if each rank has the
+    whole; `lengths`: of the parts, if they differ. `partial`: whether the gradient may be this rank's summand only: the
+    DTensor adds these up later, once for all users of the tensor."""
 
     local: torch.Tensor
     dim: int | None
@@ -47,18 +47,18 @@ class Spread(NamedTuple):
 
 
 def local(x: T) -> T:
-    """The rank's part of a DTensor, or what is none."""
+    """Returns the rank's part of a DTensor, and anything else unchanged."""
     return x.to_local() if isinstance(x, DTensor) else x
 
 
 def is_shard(placement: Placement) -> TypeGuard[Shard]:
-    """Whether parts lie along a dimension in the order of ranks, which those of other subclasses do not."""
+    """Whether parts lie along a dimension in the order of ranks. Subclasses of Shard have other orders."""
     return type(placement) is Shard
 
 
 def dim_of(placement: Placement, x: torch.Tensor) -> int | None:
-    """The dimension along which the ranks have parts, counted from 0; None where they have no parts. Raises ShapeError
-    for one that x does not have."""
+    """Returns the dimension along which ranks have parts, counted from 0, or None if they have no parts. Raises
+    ShapeError if x has no such dimension."""
     if not isinstance(placement, Shard):
         return None
     if not -x.dim() <= placement.dim < x.dim():
@@ -67,17 +67,17 @@ def dim_of(placement: Placement, x: torch.Tensor) -> int | None:
 
 
 def as_dtensor(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> DTensor:
-    """x, or the DTensor of which x is the rank's part."""
+    """Returns x if it is a DTensor, else the DTensor with this placement whose part on this rank is x."""
     return x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [placement], run_check=False)
 
 
 def redistributed(x: DTensor, placement: Placement) -> DTensor:
-    """x with this placement; itself where it has it, since a redistribution is one of gradients, too."""
+    """Returns x with this placement. If x has it, returns x itself: a redistribution would act on gradients, too."""
     return x if x.placements == (placement,) else x.redistribute(placements=[placement])
 
 
 def spread(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> Spread:
-    """x as it is spread over tokens, or whole. `placement`: what x has, if it is no DTensor."""
+    """Returns the rank's part of x if x is spread along a dimension, else the whole x. `placement`: of a plain x."""
     if not isinstance(x, DTensor) and (is_shard(placement) or placement.is_replicate()):
         return Spread(x, dim_of(placement, x), None)
     whole = as_dtensor(x, mesh, placement)
@@ -92,21 +92,21 @@ def spread(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> Spread:
 def distributed(
     module: nn.Module, placements: Mapping[str, Sequence[Placement]], mesh: DeviceMesh, source: int | None
 ) -> None:
-    """Makes the module's own parameters DTensors. Their whole values are those of rank `source`, or of each rank
-    (None)."""
+    """Makes the module's own parameters DTensors. Their values come from rank `source`; with None, each rank uses its
+    own values."""
     for name, whole in list(module.named_parameters(recurse=False)):
         parts = distribute_tensor(whole, mesh, placements[name], src_data_rank=source)
         module.register_parameter(name, nn.Parameter(parts, requires_grad=whole.requires_grad))
 
 
 def uneven_lengths(total: int, world: int) -> list[int] | None:
-    """How many of `total` tokens each rank has where a DTensor spreads them unevenly (as `torch.chunk` cuts, parts that
-    are missing being empty), or None."""
+    """Returns how many of `total` tokens each rank has in a DTensor, or None if all have as many. Parts are cut as by
+    `torch.chunk`; missing parts are empty."""
     return None if total % world == 0 else list(even_parts(total, world))
 
 
 def features_of(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> torch.Tensor:
-    """The rank's features of x, of all tokens. `placement`: what x has, if it is no DTensor."""
+    """Returns the rank's features of x, for all tokens. `placement`: of a plain x."""
     last = x.dim() - 1
     if not isinstance(x, DTensor) and is_shard(placement) and dim_of(placement, x) == last:
         return x
@@ -116,8 +116,8 @@ def features_of(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> torc
 def laid_out(
     y: torch.Tensor, mesh: DeviceMesh, made: Placement, layouts: Layouts, shape: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """A layer's result, of which y is the rank's part as `made`, in the layout that is wanted. `shape`: of the whole,
-    if parts are uneven."""
+    """Returns a layer's result in the layout `layouts.output`. `y`: the rank's part of it in the layout `made`;
+    `shape`: of the whole result, if parts are uneven."""
     as_wanted = made == layouts.output or (is_shard(made) and dim_of(made, y) == dim_of(layouts.output, y))
     if as_wanted and layouts.use_local_output:
         return y
@@ -129,5 +129,5 @@ def laid_out(
 
 
 def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Those of a contiguous tensor."""
+    """Returns the strides of a contiguous tensor."""
     return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))

@@ -1,8 +1,8 @@
-"""The two halves of tensor parallelism, whichever layout their tokens have; on the tensors of a rank.
+"""The two halves of tensor parallelism, as functions of a rank's tensors, for each layout of tokens.
 
-What every rank has alike, and uses for its own part of the work, has a gradient that is the sum over the ranks. This is
-one half of Megatron's conjugate pair (Shoeybi et al. 2019, section 3: f is the identity in the forward and an
-all-reduce in the backward); the other half is `tilelink.ops.linear_all_reduce`.
+If all ranks have the same tensor and use it for different work, its gradient is a sum over the ranks. This is one half
+of Megatron's conjugate pair (Shoeybi et al. 2019, section 3: f is the identity in the forward and an all-reduce in the
+backward). The other half is `tilelink.ops.linear_all_reduce`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tilelink.plans import AUTO, TORCH
 from tilelink.plans.names import check_plan
 
 ANYWHERE = (None, AUTO, TORCH)
-"""Plans that ask for no program, so that every layer can have them."""
+"""Plans that ask for no program. Every layer can have them."""
 
 
 def column_linear(
@@ -34,8 +34,8 @@ def column_linear(
     group_name: str,
     plan: str | None,
 ) -> list[torch.Tensor]:
-    """Column-parallel layers of one input: `all_gather_linear` of x, whose parts the ranks have along `gather_dim`; or
-    linear layers of x, which every rank has (None; `plan` is that of the sum in the backward then)."""
+    """Computes column-parallel layers of one input: by `all_gather_linear` if the ranks have parts of x along
+    `gather_dim`. With None, every rank has the whole x, and `plan` is for the sum in the backward."""
     if gather_dim is None:
         _no_lengths(lengths)
         return linear_of_replicated(x, weights, biases, group_name, plan)
@@ -54,8 +54,8 @@ def row_linear(
     group_name: str,
     plan: str | None,
 ) -> torch.Tensor:
-    """A row-parallel layer: `linear_reduce_scatter` along `scatter_dim`, or `linear_all_reduce` (None). The gradient of
-    the bias is that of all tokens, the same on every rank."""
+    """Computes a row-parallel layer: `linear_reduce_scatter` along `scatter_dim`, or with None `linear_all_reduce`. The
+    gradient of the bias covers all tokens, and is the same on every rank."""
     if scatter_dim is None:
         _no_lengths(lengths)
         return linear_all_reduce(x, weight, bias, group=group_name, plan=plan)
@@ -66,7 +66,7 @@ def row_linear(
 
 
 def check_column_plan(plan: str | None, gathered: bool) -> None:
-    """Raises ScheduleError for what is no plan, ArgumentError for one where nothing is gathered."""
+    """Raises ScheduleError for an unknown plan, and ArgumentError for a program's plan if nothing is gathered."""
     if plan not in ANYWHERE and not gathered:
         what = "nothing is gathered where every rank has all of the input"
         allowed = " or ".join(map(repr, ANYWHERE))
@@ -75,27 +75,27 @@ def check_column_plan(plan: str | None, gathered: bool) -> None:
 
 
 def check_row_plan(plan: str | None, scattered: bool, partial: bool = False) -> None:
-    """Raises ScheduleError for what is no plan of the operator, ArgumentError for one where nothing is summed."""
+    """Raises ScheduleError for an unknown plan, and ArgumentError for a program's plan if nothing is summed."""
     if plan not in ANYWHERE and partial:
         raise ArgumentError(f"plan is {plan!r}: nothing is summed where the result is Partial()", Site.of_user())
     check_plan("linear_reduce_scatter" if scattered else "linear_all_reduce", plan)
 
 
 def _no_lengths(lengths: Sequence[int] | None) -> None:
-    """Raises ArgumentError where every rank has all tokens."""
+    """Raises ArgumentError for lengths: every rank has all tokens."""
     if lengths is not None:
         raise ArgumentError(f"lengths are {tuple(lengths)}: every rank has all tokens here", Site.of_user())
 
 
 def share(features: int, world: int, what: str) -> int:
-    """How many features are a rank's. Raises ShapeError."""
+    """Returns how many features each rank has. Raises ShapeError if the ranks can't share them evenly."""
     if features % world:
         raise ShapeError(f"{what} is {features}, which {world} ranks can't share evenly", Site.of_user())
     return features // world
 
 
 def with_summed_gradient(x: torch.Tensor, group_name: str) -> torch.Tensor:
-    """x; its gradient is the sum of the gradients that the ranks of the group have."""
+    """Returns x. In the backward, the gradients of x are summed over the ranks of the group."""
     summed: torch.Tensor = _WithSummedGradient.apply(x, group_name)
     return summed
 
@@ -103,8 +103,8 @@ def with_summed_gradient(x: torch.Tensor, group_name: str) -> torch.Tensor:
 def linear_of_replicated(
     x: torch.Tensor, weights: Tensors, biases: Maybe, group_name: str, plan: str | None
 ) -> list[torch.Tensor]:
-    """x @ weight.T + bias for each weight (N, K) of this rank, of an x (..., K) that all ranks have alike. Sends
-    nothing; the gradient of x is the product with all weights, summed by one `linear_all_reduce` with `plan`.
+    """Returns x @ weight.T + bias for each weight (N, K) of this rank; all ranks have the same x (..., K). The forward
+    sends nothing. One `linear_all_reduce` with `plan` makes the gradient of x, from all weights.
 
     Raises what `linear_all_reduce` raises, before anything is computed.
     """
@@ -139,7 +139,7 @@ class _LinearOfReplicated(torch.autograd.Function):
         ctx.group_name, ctx.plan = group_name, plan
         ctx.save_for_backward(x, *weights)
         made = (F.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
-        return tuple(t.data for t in made)  # no views, which torch lets nobody change in place
+        return tuple(t.data for t in made)  # no views: torch forbids to change these in place
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:

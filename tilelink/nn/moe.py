@@ -1,4 +1,4 @@
-"""A mixture of experts whose experts are spread over the ranks of a group, whole or cut into slices."""
+"""A layer of experts that are spread over the ranks of a group, whole or cut into slices."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class MoE(nn.Module):
     """A router, experts, and the sum of each token's experts: `tilelink.ops.mixture_of_experts`.
 
     The input is (..., width), the tokens of this rank. `router` is a module that gives scores (..., experts), by
-    default an `nn.Linear` without bias; a token goes to the `top` experts with the largest softmax of its scores in
-    float32, with these as weights, which are divided by their sum where they are `normalized`. `gate_up` is (experts of
+    default an `nn.Linear` without bias. A token goes to the `top` experts with the largest softmax of its scores in
+    float32. The softmax values are the weights, divided by their sum if they are `normalized`. `gate_up` is (experts of
     this rank, 2 * hidden, width), gate first, and `down` (experts of this rank, width, hidden): parameters of this rank
-    alone. `shared`: a module that all tokens pass, whose result is added. `activation`: of rows (n, 2 * hidden) to rows
+    alone. `shared`: a module of all tokens whose result is added. `activation`: maps rows (n, 2 * hidden) to rows
     (n, hidden). `slices`: how many ranks share an expert, each with a part of its hidden features, as in `moe_routing`:
-    1 is whole experts, the world a slice of every expert on every rank; `gate_up` and `down` are of that part then.
-    `placement`: the expert at each place of all ranks, as in `tilelink.ops.expert_places`, where ranks have different
-    numbers of experts or an expert has copies; `gate_up` and `down` are of this rank's places then. Copies of an expert
-    have equal values at first, and each has the gradient of its own rows: sum these for training.
+    1 means whole experts, the world a slice of every expert on every rank. `gate_up` and `down` then have this part.
+    `placement`: the expert at each place of all ranks, as in `tilelink.ops.expert_places`, if ranks have different
+    numbers of experts or an expert has copies. `gate_up` and `down` then have the experts at this rank's places. Copies
+    of an expert start with equal values, and each gets the gradient of its own rows: sum these for training.
 
     `tokens`, `capacity`, `plan`: as in `mixture_of_experts`. A new layer has the values of `nn.Linear` for each expert:
-    seed all ranks alike. Router and shared module are replicated: their gradients are those of this rank's tokens, to
-    be summed over the group. `group`: of torch.distributed, or a mesh of one dimension; by default all processes.
+    seed all ranks alike. Router and shared module are replicated. Their gradients come from this rank's tokens: sum
+    them over the group. `group`: of torch.distributed, or a mesh of one dimension; by default all processes.
     Raises ArgumentError, ShapeError, DtypeError, ScheduleError, WorldError.
     """
 
@@ -96,8 +96,8 @@ class MoE(nn.Module):
     @classmethod
     @public
     def of(cls, gate_up: torch.Tensor, down: torch.Tensor, top: int, **options: Any) -> Self:
-        """The layer with this rank's part of the weights of all experts: gate_up (experts, 2 * hidden, width) and down
-        (experts, width, hidden). `options`: as of the layer. Raises ShapeError, and what the layer does."""
+        """Returns a layer with this rank's part of given weights of all experts: gate_up (experts, 2 * hidden, width)
+        and down (experts, width, hidden). `options`: as of the class. Raises ShapeError, and as the class does."""
         check_type("gate_up", gate_up, "torch.Tensor")
         check_type("down", down, "torch.Tensor")
         check_experts(gate_up.shape, down.shape)
@@ -116,23 +116,23 @@ class MoE(nn.Module):
         return layer
 
     def _place(self) -> None:
-        """Keeps where experts are on the device of the weights, no parameter and in no checkpoint."""
+        """Keeps the places of experts as a buffer on the device of the weights, outside of checkpoints."""
         self.places: torch.Tensor | None
         made = None if self.placement is None else expert_places(self.placement, self.gate_up.device)
         self.register_buffer("places", made, persistent=False)
 
     def _part(self, whole: torch.Tensor, dim: int, groups: int) -> torch.Tensor:
-        """What this rank has of the hidden features along a dimension, which has so many groups of them."""
+        """Returns this rank's slice of the hidden features along `dim`, of each of `groups` groups (gate and up)."""
         number = Members.named(self.group_name).rank % self.slices
         return torch.cat([group.chunk(self.slices, dim)[number] for group in whole.chunk(groups, dim)], dim)
 
     def reset_parameters(self) -> None:
-        """New values of the experts, those that an `nn.Linear` for each would have."""
+        """Sets new values of the experts: each gets the values that an `nn.Linear` would have."""
         self._place()
         with torch.no_grad():
             self.gate_up.zero_()
             self.down.zero_()
-        for e in range(self.experts):  # drawn for all, so that ranks that are seeded alike have one layer's
+        for e in range(self.experts):  # each rank draws all experts, so that ranks with one seed make one layer
             for weights, shape, of in (
                 (self.gate_up, (self.width, 2 * self.hidden), (0, 2)), (self.down, (self.hidden, self.width), (1, 1)),
             ):  # fmt: skip
@@ -142,7 +142,7 @@ class MoE(nn.Module):
                         place.copy_(self._part(made.weight, *of))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., width) for the tokens (..., width) of this rank."""
+        """Returns (..., width) for the tokens (..., width) of this rank."""
         scores = raised_everywhere(self.group_name, lambda: self._scores(x), "the router", x)
         scores = torch.softmax(scores, -1, dtype=torch.float32)
         weights, chosen = torch.topk(scores, self.top)
@@ -155,7 +155,7 @@ class MoE(nn.Module):
         return out if self.shared is None else out + self.shared(x)
 
     def _scores(self, x: torch.Tensor) -> torch.Tensor:
-        """Those of the router. Raises ShapeError."""
+        """Returns the scores of the router. Raises ShapeError."""
         if x.dim() < 1 or x.shape[-1] != self.width:
             raise ShapeError(f"x has shape {tuple(x.shape)}; it must be (..., {self.width})", Site.of_user())
         scores: torch.Tensor = self.router(x)
@@ -165,13 +165,13 @@ class MoE(nn.Module):
         return scores
 
     def rows(self, tokens: int) -> int:
-        """The rows that a rank has room for, if no rank has more than `tokens` tokens."""
+        """Returns how many rows a rank has room for, if no rank has more than `tokens` tokens."""
         world = world_of(self.group_name)
         return world * tokens * min(self.top, len(self.down)) if self.capacity is None else self.capacity
 
     def heap_bytes(self, tokens: int) -> int:
-        """Bytes of a slot of the symmetric heap that a forward takes; a backward takes as many. A lane has two slots.
-        With "auto": the bytes of the plan that needs most. With "torch": 0."""
+        """Returns how many bytes a forward takes of a slot of the symmetric heap; a backward takes as many. A lane has
+        two slots. With "auto": the bytes of the plan that needs most. With "torch": 0."""
         (places, both, width), (_, _, hidden) = self.gate_up.shape, self.down.shape
         spread = world_of(self.group_name) // self.slices
         sizes = ((GATE_UP, both, width), (DOWN, width, hidden))

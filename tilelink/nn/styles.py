@@ -1,4 +1,4 @@
-"""Parallel styles for `torch.distributed.tensor.parallel.parallelize_module`: torch's own, by our operators.
+"""Parallel styles for `torch.distributed.tensor.parallel.parallelize_module`: torch's styles, with our operators.
 
 An `nn.Linear` becomes one of ours in place, its parameters spread over a mesh as torch's styles spread them.
 """
@@ -29,13 +29,13 @@ Ours = TypeVar("Ours", ColwiseLinear, RowwiseLinear)
 
 @public_class
 class ColwiseParallel(TorchColwiseParallel):
-    """As torch's ColwiseParallel, with the same arguments: output features of an `nn.Linear` are spread over the ranks.
-    Where its input is spread over tokens (`input_layouts=Shard(1)`, say), the gather and the product are one
-    `tilelink.ops.all_gather_linear`, with `plan`; where every rank has the input, its gradient comes by
-    `linear_all_reduce`. All else is as in torch: other modules, features that can't be shared evenly, a redistribution
-    of the result. For linears that share one input there is `SharedColwiseParallel`.
+    """Spreads the output features of an `nn.Linear` over the ranks, with the arguments of torch's ColwiseParallel.
+    If its input is spread over tokens (such as `input_layouts=Shard(1)`), the gather and the product are one
+    `tilelink.ops.all_gather_linear`, with `plan`. If every rank has the input, its gradient comes by
+    `linear_all_reduce`. Everything else behaves as in torch: other modules, features that the ranks can't share evenly,
+    a redistribution of the result. Linears that share one input take `SharedColwiseParallel`.
 
-    Raises ScheduleError, ArgumentError, and ShapeError where a plan asks for a program and features can't be shared.
+    Raises ScheduleError, ArgumentError, and ShapeError if a plan asks for a program and ranks can't share the features.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class ColwiseParallel(TorchColwiseParallel):
 
 @public_class
 class RowwiseParallel(TorchRowwiseParallel):
-    """As torch's RowwiseParallel, with the same arguments: input features of an `nn.Linear` are spread over the ranks,
-    and products are summed over them. A result that is spread over tokens (`output_layouts=Shard(1)`, say) is one
-    `tilelink.ops.linear_reduce_scatter`, one that every rank has (Replicate(), the default) a `linear_all_reduce`;
-    `plan` is one of that operator. All else is as in torch: other modules, features that can't be shared evenly, a
-    redistribution of the input, a result that is Partial().
+    """Spreads the input features of an `nn.Linear` over the ranks and sums the products, with the arguments of torch's
+    RowwiseParallel. A result that is spread over tokens (such as `output_layouts=Shard(1)`) comes by
+    `tilelink.ops.linear_reduce_scatter`, a result on every rank (Replicate(), the default) by `linear_all_reduce`;
+    `plan` is a plan of this operator. Everything else behaves as in torch: other modules, features that the ranks
+    can't share evenly, a redistribution of the input, a result that is Partial().
 
-    Raises ScheduleError, ArgumentError, and ShapeError where a plan asks for a program and features can't be shared.
+    Raises ScheduleError, ArgumentError, and ShapeError if a plan asks for a program and ranks can't share the features.
     """
 
     def __init__(
@@ -95,16 +95,16 @@ class RowwiseParallel(TorchRowwiseParallel):
 
 @public_class
 class SharedColwiseParallel(ParallelStyle):
-    """A style of a module (attention, a feed-forward layer) of which several linears are called with one input: Q, K
-    and V; gate and up. It makes them column-parallel, each as `ColwiseParallel` would, and their input is gathered once
-    for all of them; so is its gradient summed.
+    """A style for a module (attention, a feed-forward layer) that calls several linears with one input: Q, K and V;
+    gate and up. It makes them column-parallel, each as `ColwiseParallel` would. Their input is gathered once for all of
+    them, and its gradient is summed once.
 
     `names`: of the linears in the module. `argument`: the parameter of the module's `forward` that holds the input, by
-    default the first. Where that is spread over tokens it is a DTensor inside the module, so that its shape there is
-    that of the whole, as after torch's `PrepareModuleInput`, whose place this takes. `input_layouts`: of that argument,
-    where it is a plain tensor; `output_layouts`, `use_local_output`, `plan`: of each linear, as in `ColwiseParallel`.
+    default the first. If the input is spread over tokens, it is a DTensor inside the module and has the shape of the
+    whole there, as after torch's `PrepareModuleInput`, which this style replaces. `input_layouts`: of a plain tensor as
+    input; `output_layouts`, `use_local_output`, `plan`: of each linear, as in `ColwiseParallel`.
 
-    Raises ArgumentError, ScheduleError, and ShapeError where a plan asks for a program and features can't be shared.
+    Raises ArgumentError, ScheduleError, and ShapeError if a plan asks for a program and ranks can't share the features.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class SharedColwiseParallel(ParallelStyle):
             _make_colwise(ours, layouts, self.src_data_rank)
             module.register_forward_pre_hook(partial(_begin, self.names))
             as_input = _annotated
-        else:  # each as in torch; every rank has their input
+        else:  # each linear by torch's style; every rank gets their whole input
             style = TorchColwiseParallel(output_layouts=layouts.output, use_local_output=layouts.use_local_output)
             style.src_data_rank = self.src_data_rank
             for linear in linears.values():
@@ -150,14 +150,15 @@ class SharedColwiseParallel(ParallelStyle):
 
 
 def layouts_of(style: ColwiseParallel | RowwiseParallel, mesh: DeviceMesh) -> Layouts:
-    """What a style says, on a mesh. Raises ArgumentError where that has more than one dimension."""
+    """Returns the settings of a style on a mesh. Raises ArgumentError if the mesh has more than one dimension."""
     (given,), (wanted,) = style.input_layouts, style.output_layouts
     return Layouts(given, wanted, style.use_local_output, style.plan, name_of_group(mesh), lambda: mesh)
 
 
 def _can_be_ours(module: nn.Module, features: str, layouts: Layouts) -> TypeGuard[nn.Linear]:
     """Whether a module is a plain `nn.Linear` whose `features`, "in_features" or "out_features", the ranks can share
-    evenly. Raises ArgumentError or ShapeError where it is not, and a plan asks for a program."""
+    evenly. Raises ArgumentError if it is spread already; if a plan asks for a program, also for any other module that
+    is not, and ShapeError for features that the ranks can't share."""
     plan, world = layouts.plan, layouts.mesh().size()
     if isinstance(module, ColwiseLinear | RowwiseLinear):
         raise ArgumentError(f"{module} is spread already", Site.of_user())
@@ -171,7 +172,7 @@ def _can_be_ours(module: nn.Module, features: str, layouts: Layouts) -> TypeGuar
 
 
 def _make_colwise(layers: Mapping[str, nn.Linear], layouts: Layouts, source: int | None) -> None:
-    """Makes layers column-parallel, which share their input; see `_make`."""
+    """Makes layers that share their input column-parallel; see `_make`."""
     siblings = Siblings({})
     for name, layer in layers.items():
         made = _make(ColwiseLinear, layer, {"weight": Shard(0), "bias": Shard(0)}, layouts, source)
@@ -181,7 +182,7 @@ def _make_colwise(layers: Mapping[str, nn.Linear], layouts: Layouts, source: int
 def _make(
     kind: type[Ours], layer: nn.Linear, placements: Mapping[str, Placement], layouts: Layouts, source: int | None
 ) -> Ours:
-    """Makes a layer one of ours, its parameters as `distributed` makes them."""
+    """Changes the class of a layer to `kind`, and makes its parameters DTensors by `distributed`."""
     distributed(layer, {name: [placement] for name, placement in placements.items()}, layouts.mesh(), source)
     layer.__class__ = kind
     assert isinstance(layer, kind)
@@ -190,8 +191,8 @@ def _make(
 
 
 def _begin(names: Sequence[str], module: nn.Module, _: Any) -> None:
-    """Drops what a forward that did not end, or called only some of the linears, has left behind. Raises ArgumentError
-    where a linear was replaced by what computes with parameters of its own."""
+    """Drops results that are left from a forward that did not end or called only some of the linears. Raises
+    ArgumentError if a linear was replaced by a module with its own parameters."""
     for name in names:
         linear = found = module.get_submodule(name)
         if not isinstance(found, ColwiseLinear):  # wrapped, maybe
@@ -206,7 +207,7 @@ def _begin(names: Sequence[str], module: nn.Module, _: Any) -> None:
 
 
 def _children(module: nn.Module, names: Sequence[str]) -> dict[str, nn.Linear]:
-    """The linears of a module with these names. Raises ArgumentError."""
+    """Returns the linears of a module with these names. Raises ArgumentError."""
     known = {n: m for n, m in module.named_modules() if n and isinstance(m, nn.Linear)}
     for name in names:
         if name not in known:
@@ -216,7 +217,7 @@ def _children(module: nn.Module, names: Sequence[str]) -> dict[str, nn.Linear]:
 
 
 def _parameter(module: nn.Module, name: str | None) -> tuple[int, str]:
-    """The place and the name of a parameter of the module's `forward`, by default the first. Raises ArgumentError."""
+    """Returns index and name of a parameter of the module's `forward`, by default the first. Raises ArgumentError."""
     known = list(inspect.signature(module.forward).parameters)
     if not known or name not in (None, *known):
         what = f"forward of {type(module).__name__} takes ({', '.join(known)})"
@@ -225,7 +226,7 @@ def _parameter(module: nn.Module, name: str | None) -> tuple[int, str]:
 
 
 def _annotated(x: torch.Tensor, layouts: Layouts) -> torch.Tensor:
-    """A DTensor, whose shape is that of the whole; or x, whose shape is, where every rank has all of it."""
+    """Returns an input with the shape of the whole: x if every rank has all of it, else a DTensor."""
     return x if layouts.input.is_replicate() else as_dtensor(x, layouts.mesh(), layouts.input)
 
 
