@@ -1,8 +1,8 @@
-"""The library of operators: one a file, readable on a page, each a program with its schedules beside it.
+"""The library of operators: each file has one program and its schedules, and can be read on a page.
 
-A file that says `operator = "linear_reduce_scatter"` computes that operator of `tilelink.ops`, or the backward of one:
-its schedules are plans of it. Another program of the same operator says what plans call it, `plan = "ring"`. A program
-whose dimensions are not those of the operator says how it takes them: `sizes`, of K, and `given`, of a matrix (..., K).
+`operator = "linear_reduce_scatter"` in a file names the operator of `tilelink.ops`, or its backward, that the program
+computes: its schedules are plans of this operator. A second program of the same operator has a name for plans, such as
+`plan = "ring"`. If a program has other dimensions, `sizes` converts K, and `given` converts a matrix (..., K).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def operators() -> dict[str, Program]:
-    """The programs of the modules in this package by name, sorted: a file put here is an operator, nothing lists it."""
+    """Returns the programs of this package by name, sorted. There is no list: any file in the package takes part."""
     from tilelink.programs.program import Program
 
     modules = [importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)]

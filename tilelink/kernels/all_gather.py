@@ -1,4 +1,4 @@
-"""AllGather alone: every rank reads the parts of all ranks. With `matmul` after it, AllGather-GEMM unfused."""
+"""AllGather alone: every rank reads the parts of all ranks. Before `matmul`, it is the unfused AllGather-GEMM."""
 
 import tilelink as tk
 

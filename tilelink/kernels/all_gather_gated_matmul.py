@@ -1,6 +1,6 @@
-"""AllGather-GEMM with a gate: each tile is a product with two weights, which a function makes one of in registers.
+"""AllGather-GEMM with a gate: each tile is two products, with two weights, that a function combines in registers.
 
-The gate and up projections of an MLP, silu(x @ gate) * (x @ up): what they make apart from each other is never stored.
+It computes the gate and up projections of an MLP, silu(x @ gate) * (x @ up). The two products are never stored.
 """
 
 import triton
@@ -43,7 +43,7 @@ def all_gather_gated_matmul(
 
 
 gemm = tk.SMs(tile=(128, 128, 64), order=tk.own_rank_first, stages=3, warps=8)
-# Not in bulk: beside two sums, the descriptors of all peers make kernels for Hopper spill on Triton 3.9.
+# Not in bulk: with two sums and the descriptors of all peers, kernels for Hopper spill registers on Triton 3.9.
 push = tk.Schedule(gather=tk.SMs(16, tile=(128, 256), order=tk.ring, at="home"), gated_matmul=gemm)
 pull = push.changed(gather={"order": tk.own_rank_first, "at": "reader"})
 multicast = push.changed(gather={"count": 8, "order": tk.own_rank_first, "via": "multicast"})

@@ -1,5 +1,5 @@
-"""MoE layer 0 by a gather: a token goes once to each rank that has experts of it, which lays its rows out and
-multiplies them. With a slice of every expert on every rank all tokens go to all ranks, as in FLUX's layer 0.
+"""MoE layer 0 by a gather: a token goes once to each rank that has experts of the token. That rank lays out its rows
+and multiplies them. With a slice of every expert on every rank, all tokens go to all ranks, as in FLUX's layer 0.
 
 DeepEP sends a token once to a rank; FLUX (arXiv 2406.06858) and TileLink (MLSys 2025) gather all tokens.
 """
@@ -36,9 +36,9 @@ def all_gather_grouped_matmul(
     """out = the rows routed to the experts of this rank, by expert and source, each times the weight of its expert.
 
     x: the tokens of this rank. token[row]: the number of the row's token, at the rank that sent it. wanted[token,
-    rank]: -1 where that rank needs no row of the token; without `wanted`, every token goes to every rank. token and out
-    may have room behind the rows. gathered: the rows themselves, if they are asked for."""
-    full = tk.local("tokens", "K")  # room for all tokens, of which those are here that are wanted
+    rank]: -1 if that rank needs no row of the token; without `wanted`, every token goes to every rank. token and out
+    may be longer than the rows. gathered: optional, the rows themselves."""
+    full = tk.local("tokens", "K")  # room for all tokens; only wanted ones arrive
     rows = tk.sharded("routed", "K")
     send[tk.tiles(x, reader=tk.ranks)](x, wanted, full)
     fan_out[tk.tiles(route, full.cols)](full, token, rows)
@@ -52,10 +52,10 @@ by_rank = push.changed(  # COMET (arXiv 2502.19811, section 3): tiles of local r
     fan_out={"count": 8}, matmul={"tile": (128, 128, 64), "order": tk.grouped(4, tk.ranks_first())}
 )
 pull = push.changed(send={"tile": (32, 512), "order": tk.own_rank_first, "at": "reader"})
-multicast = push.changed(send={"count": 8, "via": "multicast"})  # of all tokens, as is engine: without `wanted`
+multicast = push.changed(send={"count": 8, "via": "multicast"})  # sends all tokens, as engine: without `wanted`
 by_engine = tk.CopyEngine(tile=(None, None), order=tk.ring, at="home", streams="one")
-# In columns: rows outermost are no faster (predicted), and what gradients need spills on sm_100 then.
+# In columns: with rows outermost it is no faster (predicted), and the form with `gathered` spills on sm_100.
 engine = tk.Schedule(send=by_engine, fan_out=laid_out, matmul=gemm).changed(matmul={"order": tk.columns_first(4)})
-few = push.changed(  # rows of an expert
+few = push.changed(  # for few rows of an expert
     send={"tile": (16, None)}, fan_out={"tile": (16, None)}, matmul={"tile": (16, 128, 128), "stages": 5}
 )

@@ -1,4 +1,4 @@
-"""AllGather-GEMM: the rows of x are spread over the ranks; every rank multiplies all of them by its own weight."""
+"""AllGather-GEMM: the rows of x are spread over the ranks, and every rank multiplies all rows by its own weight."""
 
 import tilelink as tk
 from tilelink.kernels.tiles import finished, product
@@ -31,13 +31,13 @@ def all_gather_matmul(
     epilogue: tk.Function = None,
     gathered: tk.Local("M", "K") = None,
 ):
-    """out = epilogue(all_gather(x) @ weight + bias) on every rank; for each weight, where a list is given.
-    gathered = all_gather(x), if it is asked for."""
+    """out = epilogue(all_gather(x) @ weight + bias) on every rank, for one weight or each weight of a list.
+    gathered: optional, all_gather(x)."""
     full = tk.local("M", "K")  # every rank's copy of all rows
     gather[tk.tiles(x, reader=tk.ranks)](x, full)
     for w, o, b in tk.each(weight, out, bias):
         matmul[tk.tiles(o)](full, w, o, b, epilogue, gathered)
-        gathered = None  # the tiles of the first weight have kept it
+        gathered = None  # only the tiles of the first weight keep the rows
 
 
 gemm = tk.SMs(tile=(128, 256, 64), order=tk.own_rank_first, stages=3, warps=8)

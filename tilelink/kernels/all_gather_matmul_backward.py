@@ -1,7 +1,7 @@
-"""Backward of AllGather-GEMM, in one kernel: the gradient of x is a GEMM-ReduceScatter, and beside it the rows of x are
-gathered again for the gradients of the weights, whose tiles fill the SMs while partial sums travel.
+"""Backward of AllGather-GEMM, in one kernel. The gradient of x is a GEMM-ReduceScatter. Meanwhile the rows of x are
+gathered again for the gradients of the weights. Tiles of these gradients fill the SMs while partial sums travel.
 
-Sums are made in a fixed order, over the weights, the ranks and the rows, so that every run gives the same bits. Partial
+Sums over the weights, the ranks and the rows are made in a fixed order, so every run gives the same bits. Partial
 sums travel in the dtype of `dx`.
 """
 
@@ -49,7 +49,7 @@ def all_gather_matmul_backward(
 partial_gemm = tk.SMs(tile=(128, 128, 64), order=tk.grouped(8, tk.next_rank_first), stages=3, warps=8)
 gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8), stages=3, warps=8)
 add, columns = tk.SMs(tile=(64, 256)), tk.SMs(tile=(64, 256))
-# More SMs bring rows than send sums: gradients of weights wait for rows, and fill the SMs while sums travel.
+# More SMs gather rows than send sums: gradients of weights wait for rows, and fill the SMs while sums travel.
 sent = tk.SMs(8, tile=(128, 512), order=tk.next_rank_first, at="source", stages=6, via="tma")
 epilogue = tk.Epilogue("input_gradient")
 push = tk.Schedule(

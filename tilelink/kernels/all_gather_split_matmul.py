@@ -1,10 +1,10 @@
 """AllGather-GEMM for few rows and few columns: several workers share the sum of a tile, and its parts are added up in
 a fixed order.
 
-There are fewer tiles than SMs then. The dimension of the sum is therefore taken as `splits` pieces of `depth` elements,
-and each tile of the product is of one piece (split-K). It waits for its piece of the rows alone. The parts of a sum are
-float32, and one tile adds them up, so every run gives the same bits. `in_pieces` makes such views of ordinary matrices,
-without a copy.
+A small product has fewer tiles than the GPU has SMs. The dimension of the sum is therefore cut into `splits` pieces of
+`depth` elements, and each tile of the product covers one piece (split-K). The tile waits only for its piece of the
+rows. The parts of a sum are float32, and one tile adds them up, so every run gives the same bits. `in_pieces` views
+ordinary matrices as pieces, without a copy.
 """
 
 from typing import TYPE_CHECKING
@@ -45,8 +45,8 @@ def all_gather_split_matmul(
     bias: tk.Each(tk.Local("N")) = None,
     epilogue: tk.Function = None,
 ):
-    """out = epilogue(all_gather(x) @ weight + bias) on every rank, of pieces of both; for each weight, where a list is
-    given."""
+    """out = epilogue(all_gather(x) @ weight + bias) on every rank, for one weight or each weight of a list. x and
+    weight are given in pieces."""
     full = tk.local("splits", "M", "depth")
     gather[tk.tiles(x, reader=tk.ranks)](x, full)
     for w, o, b in tk.each(weight, out, bias):
@@ -63,12 +63,12 @@ split = tk.Schedule(
 
 
 def in_pieces(matrix: "torch.Tensor") -> "torch.Tensor":
-    """A matrix (..., K) as pieces (splits, ..., depth), without a copy."""
+    """Returns a matrix (..., K) as pieces (splits, ..., depth), without a copy."""
     return matrix.unflatten(-1, (SPLITS, -1)).movedim(-2, 0)
 
 
 def pieces_of(K: int) -> dict[str, int]:
-    """The sizes of pieces. Raises ShapeError where K can't be cut into pieces of one length."""
+    """Returns the sizes of pieces. Raises ShapeError if K can't be cut into pieces of one length."""
     if K % SPLITS:
         raise ShapeError(f"K is {K}: a sum in {SPLITS} pieces needs a multiple of {SPLITS}")
     return {"splits": SPLITS, "depth": K // SPLITS}

@@ -1,4 +1,4 @@
-"""AllReduce alone, in two shots: the sum of what all ranks have. After `matmul`, GEMM-AllReduce unfused."""
+"""AllReduce alone, in two shots: it sums the tensors of all ranks. After `matmul`, it is the unfused GEMM-AllReduce."""
 
 import tilelink as tk
 from tilelink.kernels.matmul_all_reduce import share, take
@@ -8,7 +8,7 @@ from tilelink.kernels.reduce_scatter import fetch
 @tk.program
 def all_reduce(x: tk.Local("M", "N"), out: tk.Local("M", "N")):
     """out = the sum of x over ranks, in rank order, on every rank."""
-    inbox = tk.sharded(tk.ranks, "M", "N", axis=1)  # spreads M over the ranks: who adds up which rows
+    inbox = tk.sharded(tk.ranks, "M", "N", axis=1)  # spreads M: each rank adds up the rows of its part
     summed = tk.local("M", "N")
     fetch[tk.tiles(inbox, source=tk.ranks)](x, inbox)
     share[tk.tiles(inbox)](inbox, summed)

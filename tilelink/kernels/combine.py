@@ -1,5 +1,5 @@
-"""Combine alone: rows go back from the ranks of their experts, and each token adds up its own. Of `dispatch` it is the
-backward."""
+"""Combine alone: rows go back from the ranks of their experts, and each token adds up its rows. It is the backward of
+`dispatch`."""
 
 import triton.language as tl
 
@@ -24,8 +24,8 @@ def combine(
 ):
     """out[token] = the weighted sum of the token's rows, in float32 and in the order of its choices.
 
-    weights: 1 for every row if left out. rows: those routed to the experts of this rank, by expert and source. place:
-    see `matmul_combine`. kept: the rows of this rank's tokens as they came back, if they are asked for."""
+    weights: 1 for every row if left out. rows: the rows routed to the experts of this rank, by expert and source.
+    place: see `matmul_combine`. kept: optional, the rows of this rank's tokens as they came back."""
     back = tk.sharded("sent", "K")
     combine_rows[tk.tiles(route, back.cols)](rows, back)
     if kept is not None:

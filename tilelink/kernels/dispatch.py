@@ -1,4 +1,4 @@
-"""Dispatch alone: tokens go to the ranks of their experts. Of `combine` it is the backward."""
+"""Dispatch alone: tokens go to the ranks of their experts. It is the backward of `combine`."""
 
 import triton.language as tl
 

@@ -1,4 +1,4 @@
-"""MoE layer 0, dispatch and grouped GEMM: tokens go to the ranks of their experts, each of which multiplies its own."""
+"""MoE layer 0, dispatch and grouped GEMM: tokens go to the ranks of their experts; each expert multiplies its rows."""
 
 import triton.language as tl
 
@@ -35,7 +35,7 @@ def dispatch_matmul(
 ):
     """out = the rows routed to the experts of this rank, by expert and source, each times the weight of its expert.
     x: the tokens of this rank. order[row]: the token of a row that this rank sends; these rows are in the order of all
-    experts. order and out may have room behind the rows. gathered: the rows themselves, if they are asked for."""
+    experts. order and out may be longer than the rows. gathered: optional, the rows themselves."""
     rows = tk.sharded("routed", "K")
     dispatch[tk.tiles(route, x.cols)](x, order, rows)
     matmul[tk.tiles(route.experts, out.cols)](rows, weight, out, gathered)
@@ -44,4 +44,4 @@ def dispatch_matmul(
 gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(4), stages=3, warps=8)
 push = tk.Schedule(dispatch=tk.SMs(16, tile=(32, None), order=tk.ring, at="source"), matmul=gemm)
 pull = tk.Schedule(dispatch=tk.SMs(16, tile=(32, None), order=tk.own_rank_first, at="home"), matmul=gemm)
-few = push.changed(dispatch={"tile": (16, None)}, matmul={"tile": (16, 128, 128), "stages": 5})  # rows of an expert
+few = push.changed(dispatch={"tile": (16, None)}, matmul={"tile": (16, 128, 128), "stages": 5})  # few rows an expert

@@ -1,5 +1,5 @@
-"""Backward of dispatch and grouped GEMM, in one kernel: the gradients of rows go back to their tokens as they are made,
-and the gradients of weights, which need nothing from other ranks, fill the SMs while they travel."""
+"""Backward of dispatch and grouped GEMM, in one kernel. The gradients of rows go back to their tokens as soon as they
+are made. Meanwhile the gradients of weights, which need nothing from other ranks, fill the SMs."""
 
 import triton.language as tl
 
@@ -35,6 +35,6 @@ push = tk.Schedule(
     add_up=tk.SMs(tile=(16, 512)),
 )
 pull = push.changed(combine={"count": 16, "at": "source"})
-few = push.changed(  # rows of an expert
+few = push.changed(  # for few rows of an expert
     input_gradient={"tile": (16, 128, 128), "stages": 5}, combine={"tile": (16, None)}, add_up={"tile": (16, 128)}
 )

@@ -1,6 +1,6 @@
-"""MoE layer 1 by a reduce-scatter: each rank adds up the rows of a token that its experts made, and the sum goes back
-to the token's rank, which adds up those of all ranks. With a slice of every expert on every rank all ranks send sums
-of all tokens, as in FLUX's layer 1.
+"""MoE layer 1 by a reduce-scatter: each rank adds up the rows of a token that its experts made, and sends the sum to
+the token's rank. The token's rank adds up the sums of all ranks. With a slice of every expert on every rank, all ranks
+send sums of all tokens, as in FLUX's layer 1.
 
 DeepEP and FLUX (arXiv 2406.06858) add up before they send, as TileLink (MLSys 2025) does.
 """
@@ -38,9 +38,9 @@ def grouped_matmul_reduce_scatter(
 ):
     """out[token] = the weighted sum of the token's rows, each first multiplied by the weight of its expert. The rank of
     the experts adds up its rows in float32, in the order of `at`. The token's rank adds up these sums in rank order.
-    rows: those routed to the experts of this rank, by expert and source; they may have room behind them. at[token, n]:
-    for a token of any rank, its rows at this rank, then -1. weights: of the same rows; 1 if left out. wanted[token,
-    rank]: -1 where that rank has no row of the token; without `wanted`, a sum of every token goes to its rank."""
+    rows: the rows routed to the experts of this rank, by expert and source, then padding. at[token, n]: for a token of
+    any rank, its rows at this rank, then -1. weights: of the same rows; 1 if left out. wanted[token, rank]: -1 if that
+    rank has no row of the token; without `wanted`, every rank sends a sum for every token."""
     made = tk.sharded("routed", "N")
     inbox = tk.sharded(tk.ranks, "tokens", "N", axis=1)  # one place for every rank
     matmul[tk.tiles(route.experts, made.cols)](rows, weight, made)
@@ -55,4 +55,4 @@ push = tk.Schedule(
     reduce=tk.SMs(8, tile=(16, 512), order=tk.columns_first(2)),
 )
 lines = {"tile": (16, 128)}
-few = push.changed(matmul={"tile": (16, 128, 128), "stages": 5}, add_here=lines, reduce=lines)  # rows of an expert
+few = push.changed(matmul={"tile": (16, 128, 128), "stages": 5}, add_here=lines, reduce=lines)  # few rows an expert

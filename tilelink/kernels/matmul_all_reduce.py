@@ -2,7 +2,7 @@
 
 Every rank has a part of K and wants the whole sum. Partial tiles go to the rank that adds up their rows
 (reduce-scatter); the sums go to all ranks (all-gather), by one store where the target's fabric multicasts and the
-schedule asks for it. A sum is made once, so all ranks have the same bits. What travels has the dtype of `out`.
+schedule asks for it. A sum is made once, so all ranks have the same bits. Partial sums travel in the dtype of `out`.
 """
 
 import tilelink as tk
@@ -34,7 +34,7 @@ def matmul_all_reduce(
 ):
     """out = epilogue(sum over ranks of x @ weight + bias) on every rank."""
     partial = tk.local("M", "N", dtype=out)
-    inbox = tk.sharded(tk.ranks, "M", "N", axis=1, dtype=out)  # spreads M over the ranks: who adds up which rows
+    inbox = tk.sharded(tk.ranks, "M", "N", axis=1, dtype=out)  # spreads M: each rank adds up the rows of its part
     summed = tk.local("M", "N", dtype=out)
     matmul[tk.tiles(partial)](x, weight, partial)
     send[tk.tiles(inbox, source=tk.ranks)](partial, inbox)

@@ -1,4 +1,4 @@
-"""MoE layer 1, grouped GEMM and combine: experts multiply their rows, these go back, and each token adds up its own."""
+"""MoE layer 1, grouped GEMM and combine: experts multiply their rows, products go back, each token adds up its rows."""
 
 import triton.language as tl
 
@@ -44,9 +44,9 @@ def matmul_combine(
 ):
     """out[token] = the weighted sum of the token's rows, each first multiplied by the weight of its expert.
 
-    The sum is made in float32, in the order of the token's choices. weights: 1 if left out. rows: those routed to the
-    experts of this rank, by expert and source; they may have room behind them. place[token, choice]: the number of the
-    row among those that this rank sent, in the order of all experts, or -1. kept: these rows as they came back."""
+    The sum is made in float32, in the order of the token's choices. weights: 1 if left out. rows: the rows routed to
+    the experts of this rank, by expert and source, then padding. place[token, choice]: the number of the row among the
+    rows that this rank sent, in the order of all experts, or -1. kept: optional, these rows as they came back."""
     made, back = tk.sharded("routed", "N"), tk.sharded("sent", "N")
     matmul[tk.tiles(route.experts, made.cols)](rows, weight, made)
     combine[tk.tiles(route, made.cols)](made, back)
@@ -67,6 +67,6 @@ columns = push.changed(  # COMET (arXiv 2502.19811, section 3): sums of the firs
     add_up={"order": tk.columns_first(2)},
 )
 lines = {"tile": (16, None)}
-few = push.changed(  # rows of an expert
+few = push.changed(  # for few rows of an expert
     matmul={"tile": (16, 128, 128), "stages": 5}, combine=lines, keep=lines, add_up={"tile": (16, 128)}
 )

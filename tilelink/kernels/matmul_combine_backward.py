@@ -1,6 +1,6 @@
-"""Backward of grouped GEMM and combine, in one kernel: gradients of tokens go to the experts of their rows once, for
-both gradients. A tile of the gradient of rows begins as soon as its rows are here, one of the gradient of an expert's
-weight as soon as all rows of the expert are."""
+"""Backward of grouped GEMM and combine, in one kernel. Gradients of tokens go to the experts of their rows once, for
+both gradients. A tile of the gradient of rows begins when its rows are here; a tile of the gradient of an expert's
+weight begins when all rows of the expert are here."""
 
 import triton.language as tl
 
@@ -44,6 +44,6 @@ push = tk.Schedule(
     weight_gradient=tk.SMs(tile=(None, 256, 128, 64), stages=3, warps=8),
 )
 pull = push.changed(dispatch={"order": tk.own_rank_first, "at": "home"})
-few = push.changed(  # rows of an expert
+few = push.changed(  # for few rows of an expert
     dispatch={"tile": (16, 512)}, input_gradient={"tile": (16, 128, 128), "stages": 5}
 )

@@ -1,9 +1,9 @@
-"""GEMM-AllReduce in two shots whose partial sums stay where they are made: each rank reads its rows of all ranks at
-once, added up by the fabric where it can (NVLink SHARP; PTX's multimem.ld_reduce), and shares the sums by one store.
+"""GEMM-AllReduce in two shots. Partial sums stay where they are made: each rank reads its rows of all ranks at once,
+and the fabric adds them up (NVLink SHARP; PTX's multimem.ld_reduce). The rank shares the sums by one store.
 
 A tile then crosses the link of the rank that adds it up once, not once a rank, and no rank keeps an inbox. The fabric
 adds in float32 and rounds each sum to the dtype of `out`. NVIDIA does not document the order in which it adds, so two
-runs may differ in the last bit. A sum is made once, so all ranks have the same bits. Where the fabric does not add, the
+runs may differ in the last bit. A sum is made once, so all ranks have the same bits. If the fabric can't add, the
 reader loads one rank's tile after the other, in rank order.
 """
 
@@ -35,7 +35,7 @@ def matmul_fabric_all_reduce(
 ):
     """out = epilogue(sum over ranks of x @ weight + bias) on every rank."""
     partial, summed = tk.local("M", "N", dtype=out), tk.local("M", "N", dtype=out)
-    rows = tk.sharded("M", "N", dtype=out)  # spreads M over the ranks: who adds up which rows
+    rows = tk.sharded("M", "N", dtype=out)  # spreads M: each rank adds up the rows of its part
     matmul[tk.tiles(partial)](x, weight, partial)
     share[tk.tiles(rows)](partial, summed, bias, epilogue)
     take[tk.tiles(out)](summed, out)

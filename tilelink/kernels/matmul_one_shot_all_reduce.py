@@ -1,7 +1,7 @@
 """GEMM-AllReduce in one shot: every rank gets the partial sums of all ranks, and adds them up itself. For few rows.
 
-Partial tiles cross once, and nobody waits for sums that others make; each rank receives as many bytes from each peer
-as the whole sum has. All ranks add up in rank order, so all have the same bits. What travels has the dtype of `out`.
+Partial tiles cross once, and no rank waits for sums of other ranks. Each rank receives as many bytes from each peer as
+the whole sum has. All ranks add up in rank order, so all have the same bits. Tiles travel in the dtype of `out`.
 """
 
 import tilelink as tk

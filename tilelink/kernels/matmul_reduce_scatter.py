@@ -1,7 +1,7 @@
-"""GEMM-ReduceScatter: every rank has a part of K; the rows of the sum over the ranks are spread over them.
+"""GEMM-ReduceScatter: every rank has a part of K, and gets a part of the rows of the sum over the ranks.
 
-Partial sums travel in the dtype of `out`, as those of FLUX do (arXiv 2406.06858, section 3.1); what arrives is added up
-in float32, in rank order, so that every run gives the same bits. With float32 for `out` they travel in float32.
+Partial sums travel in the dtype of `out`, as in FLUX (arXiv 2406.06858, section 3.1). The home adds them up in float32,
+in rank order, so every run gives the same bits. With float32 for `out` they travel in float32.
 """
 
 import tilelink as tk

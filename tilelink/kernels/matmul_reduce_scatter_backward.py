@@ -1,9 +1,9 @@
 """Backward of GEMM-ReduceScatter, in one kernel: the rows of dy are gathered once, for both gradients. Tiles of the
 gradient of x begin as soon as their rows are here; the gradient of the weight goes over all rows as they come.
 
-Sums are made in a fixed order, so that every run gives the same bits. The bias is one for all ranks, and so is its
-gradient: each rank sums all rows of dy, and gets the same bits. The operator `tilelink.ops.linear_reduce_scatter` gives
-a rank the sum of its own rows of dy, as torch does for replicated parameters; over the ranks these add up to dbias.
+Sums are made in a fixed order, so every run gives the same bits. All ranks share one bias and its gradient dbias: each
+rank sums all rows of dy, and gets the same bits. The operator `tilelink.ops.linear_reduce_scatter` instead gives each
+rank the sum of its own rows of dy, as torch does for replicated parameters. Summed over the ranks, that is dbias.
 """
 
 import tilelink as tk

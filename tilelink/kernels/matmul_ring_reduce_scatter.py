@@ -2,8 +2,8 @@
 from the other.
 
 Every rank adds its part to the sum that comes from the right, and passes it to the left. A tile of the ring may be
-larger than one of the GEMM: a wait then covers several. Sums are rounded once a rank on their way, so they travel in
-float32; their order is that of the ring, so that every run gives the same bits.
+larger than a tile of the GEMM: a wait then covers several. Each rank on the way rounds the sum, so sums travel in
+float32. Additions have the order of the ring, so every run gives the same bits.
 """
 
 import triton.language as tl
@@ -44,7 +44,7 @@ def matmul_ring_reduce_scatter(
     ring[tk.tiles(partial)](partial, passed, out, bias, epilogue)
 
 
-# What this rank starts, the sums of its right neighbour, comes first; its own come last.
+# The sums that this rank starts, for its right neighbour, come first; the sums of its own rows come last.
 ringed = tk.Schedule(
     matmul=tk.SMs(tile=(128, 128, 64), order=tk.grouped(8, tk.next_rank_first), stages=3, warps=8),
     ring=tk.SMs(16, tile=(256, 256, 32), order=tk.next_rank_first),

@@ -1,5 +1,5 @@
-"""A whole layer of experts in one kernel: tokens go to the ranks of their experts, whose rows meet both products there,
-and the results go back, where each token adds up its own."""
+"""A whole layer of experts in one kernel: tokens go to the ranks of their experts, each expert multiplies its rows
+twice, and the results go back, where each token adds up its rows."""
 
 import triton.language as tl
 
@@ -78,7 +78,7 @@ push = tk.Schedule(
 )
 pull = push.changed(dispatch={"order": tk.own_rank_first, "at": "home"}, combine={"at": "source"})
 lines = {"tile": (16, None)}
-few = push.changed(  # rows of an expert
+few = push.changed(  # for few rows of an expert
     dispatch=lines,
     gate_up={"tile": (16, 128, 64), "stages": 5},
     down={"tile": (16, 128, 128), "stages": 5},

@@ -1,4 +1,4 @@
-"""ReduceScatter alone: the rows of the sum of what all ranks have. After `matmul`, GEMM-ReduceScatter unfused."""
+"""ReduceScatter alone: each rank gets its rows of a sum. After `matmul`, it is the unfused GEMM-ReduceScatter."""
 
 import tilelink as tk
 from tilelink.kernels.matmul_reduce_scatter import reduce

@@ -1,4 +1,4 @@
-"""Tile functions that the kernels of this library call: the main loops of GEMMs, and what follows a sum."""
+"""Tile functions that the programs of this library share: the main loops of GEMMs, and the steps after a sum."""
 
 import triton.language as tl
 

@@ -22,14 +22,14 @@ def test_list(run: Run) -> None:
         {"name": "gathered", "kind": "output", "dims": ["M", "K"], "sharded": None, "optional": True, "each": False},
     ]
     assert found["functions"] == ["epilogue"]
-    assert found["summary"].endswith("where a list is given. gathered = all_gather(x), if it is asked for.")
+    assert found["summary"].endswith("each weight of a list. gathered: optional, all_gather(x).")
 
 
 def test_list_for_people(run: Run) -> None:
     code, out, err = run.text("list")
     assert (code, err) == (0, "")
     lines = out[out.index("all_gather_matmul\n") :].splitlines()
-    assert lines[1].endswith("where a list is given."), "the first sentence"
+    assert lines[1].endswith("each weight of a list."), "the first sentence"
     assert lines[2:5] == [
         "    x[M/world, K], each weight[K, N], each bias[N] (optional) -> each out[M, N], gathered[M, K] (optional)",
         "    functions: epilogue",
