@@ -124,9 +124,9 @@ def of_vllm(group: dist.ProcessGroup) -> list[str]:
         errors["weights on the input"] = far(applied(here, apply_router_weight_on_input=True), ones)
         for make, text in (
             (lambda: kind(config, types.SimpleNamespace(quant_dtype="fp8", w1_bias=1)), "has quant_dtype, w1_bias: "),
-            (lambda: kind(replicated, types.SimpleNamespace()), "each rank has tokens of its own"),
+            (lambda: kind(replicated, types.SimpleNamespace()), "each rank must have its own tokens"),
             (lambda: applied(here, a1q_scale=none), "a1q_scale, a2_scale or activation Activation.SILU: not"),
-            (lambda: applied(here, activation=Activation.RELU2_NO_MUL), "RELU2_NO_MUL: not quantized, and gated"),
+            (lambda: applied(here, activation=Activation.RELU2_NO_MUL), "RELU2_NO_MUL must be a gated one"),
             (lambda: applied(here, global_num_experts=number + 1), f"ranks, and {number + 1} experts of all"),
         ):
             found += [] if text in (told := said(make)) else [f"{told}, not {text}"]

@@ -1,5 +1,5 @@
-"""DeepEP's `ElasticBuffer` by our operators, for code that exchanges tokens through it: the same calls of `dispatch`
-and `combine`, without DeepEP, and on CPUs, too."""
+"""DeepEP's `ElasticBuffer` by our operators, for code that exchanges tokens through it. It takes the same calls of
+`dispatch` and `combine`, needs no DeepEP, and also runs on CPUs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Rows = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 class EventOverlap:
-    """An event that has happened: operators here are ordered by the current stream."""
+    """An event that has already happened, since the current stream orders our operators."""
 
     event = None
 
@@ -31,9 +31,9 @@ class EventOverlap:
 
 @dataclass
 class EPHandle:
-    """Where the tokens of a dispatch went. The first names are DeepEP's; `topk_idx` has places of experts. `place`: of
-    each row of `recv_x` which row of `moe_dispatch` it is, -1 for padding; of each row of that, `columns`: bool, the
-    choices of its token that it is for, and `local`: their experts, as the rank counts them.
+    """A handle that says where the tokens of a dispatch went. The names before `routing` are DeepEP's; `topk_idx` has
+    places of experts. `place`: for each row of `recv_x`, its row in the result of `moe_dispatch`, -1 for padding. For
+    each row of this result: `columns` (bool), the choices of its token that it serves; `local`, their local experts.
     """
 
     do_expand: bool
@@ -61,14 +61,14 @@ OF_CALLS = ("num_sms", "num_qps", "async_with_compute_stream", "allocate_on_comm
 OF_DISPATCH = (*OF_CALLS, "do_handle_copy", "do_zero_padding", "use_tma_aligned_col_major_sf")
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 EVENTS = ("previous_event", "previous_event_before_epilogue")
-"""Arguments that tune DeepEP's kernels, and events that the current stream has to wait for."""
+"""Arguments that name events for the current stream to wait for. OF_BUFFER and OF_DISPATCH tune DeepEP's kernels."""
 
 
 class ElasticBuffer:
-    """DeepEP's buffer. `num_max_tokens_per_rank`: the most tokens that a rank gives, the same on every rank, here or in
-    each dispatch. `plan`: of `tilelink.ops.moe_dispatch`. `places`: where experts are that have copies, of
-    `tilelink.ops.moe_routing`; `num_experts` of a dispatch counts places then. Arguments that tune DeepEP's kernels are
-    ignored. Raises ArgumentError."""
+    """Stands for DeepEP's buffer. `num_max_tokens_per_rank`: the most tokens that a rank gives, the same on every rank,
+    here or in each dispatch. `plan`: of `tilelink.ops.moe_dispatch`. `places`: of `tilelink.ops.moe_routing`, if
+    experts have copies; `num_experts` of a dispatch then counts places. Arguments that tune DeepEP's kernels are
+    ignored. Raises ArgumentError for unknown arguments."""
 
     def __init__(
         self,
@@ -103,16 +103,16 @@ class ElasticBuffer:
         do_expand: bool = False,
         **tuning: Any,
     ) -> tuple[Rows, torch.Tensor | None, torch.Tensor | None, EPHandle, EventOverlap]:
-        """(recv_x, recv_topk_idx, recv_topk_weights, handle, event), as DeepEP's.
+        """Returns (recv_x, recv_topk_idx, recv_topk_weights, handle, event), as DeepEP does.
 
-        A token goes once to each rank that has experts of it, and `recv_topk_idx` has these, counted from 0, and -1 for
-        others. With `do_expand` a token has a row for each of its experts on a rank; rows lie by expert, each expert's
-        from a multiple of `expert_alignment` on, `recv_topk_idx` is None, and there is one weight a row. The host reads
-        how many rows there are, unless `do_cpu_sync=False`: then there are as many as may be, and -1 and zeros behind
-        them. With the `handle` of a dispatch, x goes the same ways. `x`: rows (tokens, hidden), or a pair of rows in
-        float8 and their scale factors (tokens, n) in float32 or int32; so is recv_x then. If the ranks cannot share the
-        experts evenly, the first ranks have one more. Raises ArgumentError and ShapeError, and as
-        `tilelink.ops.moe_dispatch` does.
+        A token goes once to each rank that has experts of the token. `recv_topk_idx` has these experts, counted from 0
+        on the rank, and -1 for other choices. With `do_expand` a token has a row for each of its experts on a rank:
+        rows lie by expert, each expert's from a multiple of `expert_alignment` on, `recv_topk_idx` is None, and each
+        row has one weight. The host reads the number of rows. With `do_cpu_sync=False` it does not: results then have
+        room for the most rows, padded with -1 and zeros. With the `handle` of a dispatch, x goes the same ways. `x`:
+        rows (tokens, hidden), or a pair: rows in float8 and their scale factors (tokens, n) in float32 or int32; recv_x
+        is then a pair, too. If the ranks can't share the experts evenly, the first ranks have one more. Raises
+        ArgumentError and ShapeError, and as `tilelink.ops.moe_dispatch` does.
         """
         alignment = 1 if expert_alignment is None else expert_alignment
         most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
@@ -152,9 +152,9 @@ class ElasticBuffer:
         bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
         **tuning: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
-        """(combined_x, combined_topk_weights, event), as DeepEP's: of each token of this rank the sum of its rows of
-        all ranks, added up in float32, plus the biases. x: as many rows as `recv_x` has; topk_weights: as
-        `recv_topk_weights`. Raises ShapeError, and as `tilelink.ops.moe_combine` does."""
+        """Returns (combined_x, combined_topk_weights, event), as DeepEP does: for each token of this rank the sum of
+        its rows on all ranks, made in float32, plus the biases. `x`: as many rows as `recv_x`; `topk_weights`: shaped
+        as `recv_topk_weights`. Raises ShapeError, and as `tilelink.ops.moe_combine` does."""
 
         def check() -> None:
             _check_known(tuning, (*OF_CALLS, *EVENTS))
@@ -182,7 +182,7 @@ class ElasticBuffer:
         return combined, weights, EventOverlap()
 
     def _check_experts(self, number: int | None) -> None:
-        """Raises ArgumentError for a number of experts, or of their places, that the ranks can't have."""
+        """Raises ArgumentError for a number of experts, or of their places, that the ranks can't share."""
         if number is None or number < self.num_ranks:
             what = f"num_experts={number}: at least one on each of {self.num_ranks} ranks"
             raise ArgumentError(what, Site.of_user())
@@ -193,7 +193,7 @@ class ElasticBuffer:
     def _handle(
         self, topk_idx: torch.Tensor, experts: int, most: int, alignment: int, sync: bool | None, expand: bool
     ) -> EPHandle:
-        """Where tokens go: to experts, or once to each rank that has experts of theirs."""
+        """Returns where tokens go: to each of their experts if `expand`, else once to each rank that has some."""
         world, rank = self.num_ranks, self.rank_idx
         each, counted = -(-experts // world), torch_or_none(self.plan)
         here, places = each, self.places
@@ -231,19 +231,20 @@ class ElasticBuffer:
         )  # fmt: skip
 
     def _received(self, x: Rows, handle: EPHandle) -> Rows:
-        """The rows of x that come to this rank. Those of other dtypes go as the floats of the same bits."""
+        """Returns the rows of x that come to this rank, and their scale factors if x is a pair."""
         if isinstance(x, tuple):
             return self._rows(x[0], handle), self._rows(x[1], handle)
         return self._rows(x, handle)
 
     def _rows(self, x: torch.Tensor, handle: EPHandle) -> torch.Tensor:
+        # Operators take floats: values of other dtypes travel as floats with the same bits.
         carrier = None if x.dtype in DTYPES else torch.float32 if x.element_size() == 4 else torch.float16
         if carrier is None:
             return _taken(self._sent(x, handle.routing), handle.place)
         return _taken(self._sent(x.view(carrier), handle.routing), handle.place).view(x.dtype)
 
     def _weights(self, weights: torch.Tensor | None, handle: EPHandle) -> torch.Tensor | None:
-        """The weights of the rows that come to this rank, of each choice of their tokens."""
+        """Returns the weights of the rows that come to this rank, for each choice of their tokens."""
         if weights is None:
             return None
         sent = self._sent(weights.float(), handle.routing)
@@ -253,14 +254,14 @@ class ElasticBuffer:
         return moe_dispatch(x, routing, plan=self.plan)
 
     def _back(self, x: torch.Tensor, handle: EPHandle) -> torch.Tensor:
-        """The sums of rows, which lie as `recv_x` does."""
+        """Returns the sums of rows, which are in the order of `recv_x`."""
         room = handle.routing.room
         rows = x.new_zeros(room + 1, x.shape[1]).index_copy(0, torch.where(handle.place < 0, room, handle.place), x)
         return moe_combine(rows[:room], handle.routing, plan=self.plan)
 
 
 def _ranks_of(at: torch.Tensor, each: int, world: int) -> torch.Tensor:
-    """(tokens, world): the ranks of each token's experts, -1 for others; an expert out of range stays out of range."""
+    """Returns (tokens, world): the ranks of each token's experts, -1 for others. Out of range stays out of range."""
     ranks = torch.arange(world, device=at.device)
     of_experts = at.div(each, rounding_mode="floor")
     found = torch.where((of_experts[:, :, None] == ranks).any(1), ranks, -1)
@@ -269,7 +270,7 @@ def _ranks_of(at: torch.Tensor, each: int, world: int) -> torch.Tensor:
 
 
 def _segment(lengths: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Which of segments, one behind the other, each place is in; the last one behind all."""
+    """Returns the number of the segment that each place is in, for segments one behind the other; at most the last."""
     return torch.searchsorted(lengths.cumsum(0), places, right=True).clamp(max=len(lengths) - 1)
 
 
@@ -278,7 +279,7 @@ def _taken(rows: torch.Tensor, place: torch.Tensor, fill: int = 0) -> torch.Tens
 
 
 def _check_rows(x: object) -> None:
-    """Raises ArgumentError and ShapeError for what is neither rows nor rows of float8 with scale factors."""
+    """Raises ArgumentError or ShapeError unless x is rows, or rows of float8 with scale factors."""
     if isinstance(x, torch.Tensor):
         return
     if not isinstance(x, tuple) or len(x) != 2 or not all(isinstance(part, torch.Tensor) for part in x):
@@ -295,7 +296,7 @@ def _check_rows(x: object) -> None:
 
 
 def _check_choices(topk_idx: torch.Tensor | None, topk_weights: torch.Tensor | None, handle: EPHandle | None) -> None:
-    """Raises DtypeError and ShapeError for experts of tokens, and their weights, that do not fit each other."""
+    """Raises DtypeError or ShapeError if the experts of tokens and their weights do not fit each other."""
     check_tensors(topk_idx=topk_idx, topk_weights=topk_weights)
     if topk_idx is not None:
         check_integers("topk_idx", topk_idx, "(tokens, top)")

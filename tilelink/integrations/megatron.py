@@ -1,4 +1,4 @@
-"""Token dispatchers of Megatron-Core by our operators: `replace_dispatchers(model)` after the model is made."""
+"""Token dispatchers of Megatron-Core by our operators: call `replace_dispatchers(model)` after the model is made."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ REFUSED = {
     "moe_router_padding_for_quantization": "a token has no more experts than moe_router_topk",
     "moe_router_padding_for_fp8": "a token has no more experts than moe_router_topk",
 }
-"""Fields of Megatron's config that have to be off, and why."""
+"""Fields of Megatron's config that must be off, and why."""
 
 
 def replace_dispatchers(model: nn.Module, **options: Any) -> nn.Module:
-    """The model itself, every `MoELayer` of it with our token dispatcher. `options`: tokens and capacity of
-    `tilelink.ops.moe_routing`, and plan of `moe_dispatch`. Raises ArgumentError where the model has no such layer, or
-    one that our dispatcher does not serve; then nothing is changed."""
+    """Gives every `MoELayer` of a model our token dispatcher, and returns the model itself. `options`: tokens and
+    capacity of `tilelink.ops.moe_routing`, and plan of `moe_dispatch`. Raises ArgumentError if the model has no
+    `MoELayer`, or one that our dispatcher can't serve; the model is then unchanged."""
     from megatron.core.transformer.moe.moe_layer import MoELayer
 
     layers = [m for m in model.modules() if isinstance(m, MoELayer)]
@@ -40,7 +40,7 @@ def replace_dispatchers(model: nn.Module, **options: Any) -> nn.Module:
 
 
 class Dispatcher:
-    """What stands before Megatron-Core's `MoETokenDispatcher` among the bases of what `token_dispatcher` makes."""
+    """The first base of the class that `token_dispatcher` makes; Megatron-Core's `MoETokenDispatcher` is the second."""
 
     config: Any
     ep_group: Any
@@ -57,7 +57,7 @@ class Dispatcher:
         capacity: int | None = None,
         plan: str | None = None,
     ) -> None:
-        super().__init__(config=config, pg_collection=pg_collection)  # type: ignore[call-arg]  # that of Megatron
+        super().__init__(config=config, pg_collection=pg_collection)  # type: ignore[call-arg]  # Megatron's
         if wrong := [f"{field}=True: {why}" for field, why in REFUSED.items() if getattr(config, field, False)]:
             raise ArgumentError(f"config has {'; '.join(wrong)}", Site.of_user())
         if self.tp_size != 1:
@@ -68,7 +68,7 @@ class Dispatcher:
 
     @classmethod
     def taking(cls, layer: Any, **options: Any) -> Any:
-        """For a layer that has another dispatcher."""
+        """Returns a dispatcher for a layer, with the groups and config of the layer's present dispatcher."""
         old = layer.token_dispatcher
         groups = SimpleNamespace(ep=old.ep_group, expt_tp=old.tp_group, tp_ep=old.tp_ep_group)
         return cls(layer.num_local_experts, layer.local_expert_indices, old.config, groups, **options)
@@ -108,10 +108,10 @@ class Dispatcher:
 
 @cache
 def token_dispatcher() -> Any:
-    """A subclass of Megatron-Core's `MoETokenDispatcher`, made as its others are, with `tokens`, `capacity`, `plan`.
+    """Returns a subclass of Megatron-Core's `MoETokenDispatcher`. Its constructor also takes tokens, capacity, plan.
 
-    Megatron's experts take exactly the rows there are, so the host reads the counts once in `dispatch_postprocess`.
-    They get ones as probabilities: weights are applied, in float32, where results come back.
+    Megatron's experts take rows without padding, so the host reads the counts once, in `dispatch_postprocess`. The
+    experts get ones as probabilities, because `token_combine` applies the weights, in float32.
     """
     from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
 

@@ -1,4 +1,4 @@
-"""A token dispatcher of SGLang by our operators: `replace_dispatchers(model, group, ...)` after the model is made."""
+"""A token dispatcher of SGLang by our operators: call `replace_dispatchers(model, group, ...)` on a finished model."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ REFUSED = {
     "num_fused_shared_experts": "shared experts are not among those of the router",
     "no_combine": "the sum over a token's experts is made on their rank",
 }
-"""Fields of SGLang's MoeRunnerConfig that have to be off, and why."""
+"""Fields of SGLang's MoeRunnerConfig that must be off, and why."""
 
 
 def replace_dispatchers(
     model: nn.Module, group: dist.ProcessGroup, *, num_max_tokens_per_rank: int, plan: str | None = None
 ) -> nn.Module:
-    """The model itself, every `FusedMoE` of it with our dispatcher. `group`: of expert parallelism;
-    `num_max_tokens_per_rank`: the most tokens that a rank gives, the same on every rank. Raises ArgumentError where the
-    model has no such layer, or one that our dispatcher does not serve; then nothing is changed."""
+    """Gives every `FusedMoE` of a model our dispatcher, and returns the model itself. `group`: of expert parallelism;
+    `num_max_tokens_per_rank`: the most tokens that a rank gives, the same on every rank. Raises ArgumentError if the
+    model has no `FusedMoE`, or one that our dispatcher can't serve; the model is then unchanged."""
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 
     layers = [m for m in model.modules() if isinstance(m, FusedMoE)]
@@ -42,10 +42,10 @@ def replace_dispatchers(
 
 @cache
 def dispatcher() -> Any:
-    """A subclass of SGLang's `BaseDispatcher`. A token goes once to each rank that has experts of it, in the format
-    "standard": rows with their local experts, -1 for others, and weights; behind the rows there is padding, which has
-    no expert. The runner multiplies and adds up there, and `combine` adds up the results of ranks. No host reads a
-    count. `dispatch` and `combine` take turns, and raise as those of `tilelink.integrations.deep_ep` do.
+    """Returns a subclass of SGLang's `BaseDispatcher`. A token goes once to each rank that has experts of the token, in
+    the format "standard": rows with their local experts, -1 for others, and weights. Padding without experts follows.
+    The runner on that rank multiplies and adds up; `combine` adds up the results of ranks. No host reads a count.
+    Each `combine` follows a `dispatch`. They raise as `ElasticBuffer` of `tilelink.integrations.deep_ep` does.
     """
     from sglang.srt.layers.moe.token_dispatcher.base import BaseDispatcher
     from sglang.srt.layers.moe.token_dispatcher.standard import StandardDispatchOutput

@@ -1,6 +1,6 @@
-"""Experts of torchtitan by our operators: `routed_experts().Config` takes the place of the `Config` of torchtitan's
-`RoutedExperts`, and fuses the products with the exchange; `token_dispatcher().Config` takes that of its
-`AllToAllTokenDispatcher`, for experts that are to stay as they are."""
+"""Experts of torchtitan by our operators. `routed_experts().Config` replaces the `Config` of torchtitan's
+`RoutedExperts`, and fuses the products with the exchange. `token_dispatcher().Config` replaces the `Config` of
+`AllToAllTokenDispatcher`, and leaves the experts unchanged."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tilelink.ops.moe_routing import Routing, moe_routing, torch_or_none
 
 @cache
 def token_dispatcher() -> type:
-    """A subclass of torchtitan's `BaseEPTokenDispatcher`. Its `Config` has the fields of that one, and `tokens`,
-    `capacity` and `plan` of `tilelink.ops.moe_routing`.
+    """Returns a subclass of torchtitan's `BaseEPTokenDispatcher`. Its `Config` also has `tokens`, `capacity` and `plan`
+    of `tilelink.ops.moe_routing`.
 
-    `dispatch` returns as many rows as a rank has room for, so that no host reads counts: rows lie by local expert, the
-    counts are on the device, and padding lies behind the rows. Without an expert-parallel mesh it is torchtitan's local
-    dispatcher. Both methods raise as `moe_dispatch` does.
+    `dispatch` returns as many rows as a rank has room for, so that no host reads counts. Rows lie by local expert, then
+    padding; the counts are on the device. Without an expert-parallel mesh it is torchtitan's local dispatcher.
+    `dispatch` and `combine` raise as `moe_dispatch` does.
     """
     from torchtitan.models.common.token_dispatcher import BaseEPTokenDispatcher, LocalTokenDispatcher
 
@@ -69,12 +69,12 @@ def token_dispatcher() -> type:
 
 @cache
 def routed_experts() -> type:
-    """A subclass of torchtitan's `RoutedExperts` whose forward is `tilelink.ops.mixture_of_experts`. Its `Config` has
-    the fields of that one, and `tokens`, `capacity` and `plan`.
+    """Returns a subclass of torchtitan's `RoutedExperts` whose forward is `tilelink.ops.mixture_of_experts`. Its
+    `Config` also has `tokens`, `capacity` and `plan`.
 
-    The mesh is the one that torchtitan gives the token dispatcher; without it, torchtitan computes. Products have the
-    dtype of x. Each call lays gate and up side by side, as torchtitan keeps them apart. Raises ArgumentError for inner
-    experts that are not exactly torchtitan's `GroupedExperts`, and as `mixture_of_experts` does.
+    The mesh is the one that torchtitan gives the token dispatcher; without a mesh, torchtitan computes. Products have
+    the dtype of x. Each call joins gate and up in one tensor, because torchtitan keeps them apart. Raises ArgumentError
+    for inner experts that are not exactly torchtitan's `GroupedExperts`, and as `mixture_of_experts` does.
     """
     from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
 

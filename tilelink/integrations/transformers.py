@@ -19,10 +19,10 @@ from tilelink.ops.collectives import name_of_group
 
 
 def register(name: str = "tilelink", **options: Any) -> type:
-    """Registers an `EPImplementation`, which a `DistributedConfig` names by `ep_implementation=`, and returns it.
+    """Registers an `EPImplementation` under a name for `DistributedConfig(ep_implementation=)`, and returns it.
 
     `options`: of `tilelink.nn.ExpertParallel`: activation, tokens, capacity, plan. Ranks of a tensor-parallel group
-    share a batch: each computes a part of its tokens, and the results are gathered. Raises ArgumentError and
+    share a batch: each rank computes a part of the tokens, and the results are gathered. Raises ArgumentError and
     ScheduleError for options; the implementation raises as `ExpertParallel` does.
     """
     style = ExpertParallel(**options)
@@ -33,7 +33,7 @@ def register(name: str = "tilelink", **options: Any) -> type:
     from transformers.distributed.expert_parallel import EPImplementation, EPImplementationInterface
 
     class TileLinkEP(EPImplementation):
-        """Whole experts on the ranks of `ep_mesh`; each rank has the tokens of its `tp_mesh`."""
+        """Spreads whole experts over the ranks of `ep_mesh`. Ranks of a `tp_mesh` have the same tokens."""
 
         def __init__(self, experts: torch.nn.Module, ep_mesh: DeviceMesh, tp_mesh: DeviceMesh) -> None:
             super().__init__(experts, ep_mesh, tp_mesh)

@@ -17,24 +17,24 @@ from tilelink.errors import ArgumentError, ShapeError, Site
 from tilelink.ops.mixture_of_experts import mixture_of_experts
 
 REFUSED = ("quant_dtype", "weight_quant_dtype", "w1_scale", "w2_scale", "w1_bias", "w2_bias")
-"""Fields of vLLM's quant_config that have to be None: experts are not quantized and have no bias."""
+"""Fields of vLLM's quant_config that must be None: experts are not quantized and have no bias."""
 
 
 class Experts:
-    """What stands before vLLM's `FusedMoEExpertsModular` among the bases of what `experts` makes. `options`: the
+    """The first base of the class that `experts` makes; vLLM's `FusedMoEExpertsModular` is the second. `options`: the
     arguments of `experts`."""
 
     options: dict[str, Any]
-    adjust_N_for_activation: Any  # noqa: N815  # vLLM calls it so
+    adjust_N_for_activation: Any  # noqa: N815  # vLLM's name
     activation: Any
 
     def __init__(self, moe_config: Any, quant_config: Any, *counts: Any, **named: Any) -> None:
-        super().__init__(moe_config, quant_config, *counts, **named)  # type: ignore[call-arg]  # that of vLLM
+        super().__init__(moe_config, quant_config, *counts, **named)  # type: ignore[call-arg]  # vLLM's
         if wrong := [name for name in REFUSED if getattr(quant_config, name, None) is not None]:
             what = f"quant_config has {', '.join(wrong)}: weights are not quantized and have no bias"
             raise ArgumentError(what, Site.of_user())
         if not self._supports_parallel_config(moe_config.moe_parallel_config):
-            what = f"{moe_config.moe_parallel_config}: experts are spread, and each rank has tokens of its own"
+            what = f"{moe_config.moe_parallel_config}: experts must be spread, and each rank must have its own tokens"
             raise ArgumentError(what, Site.of_user())
         tokens = self.options["tokens"]
         self.tokens = moe_config.max_num_tokens if tokens is None else tokens
@@ -94,7 +94,7 @@ class Experts:
         apply_router_weight_on_input: bool,
     ) -> None:
         if a1q_scale is not None or a2_scale is not None or not self._supports_activation(activation):
-            what = f"a1q_scale, a2_scale or activation {activation}: not quantized, and gated"
+            what = f"a1q_scale and a2_scale must be None, and activation {activation} must be a gated one"
             raise ArgumentError(what, Site.of_user())
         members = self.options["group"] or _ep_group()
         if expert_map is None and len(w1) * dist.get_world_size(members) != global_num_experts:
@@ -126,13 +126,12 @@ def experts(
     capacity: int | None = None,
     plan: str | None = None,
 ) -> type:
-    """A subclass of vLLM's `FusedMoEExpertsModular`. `group`: that of expert parallelism, by default vLLM's. `tokens`,
-    `capacity`, `plan`: of `tilelink.ops.mixture_of_experts`; by default vLLM's `max_num_tokens` is the most tokens of a
-    rank.
+    """Returns a subclass of vLLM's `FusedMoEExpertsModular`. `group`: of expert parallelism, by default vLLM's.
+    `tokens`, `capacity`, `plan`: of `tilelink.ops.mixture_of_experts`; by default, `tokens` is `max_num_tokens`.
 
-    Each rank gives its own tokens, and has as many experts as the others. An `expert_map` may put them anywhere: the
-    ranks exchange their maps once. The activation is vLLM's own. Raises ArgumentError for what `apply` does not serve,
-    and as `mixture_of_experts` does.
+    Each rank gives its own tokens, and has as many experts as every other rank. An `expert_map` may put experts
+    anywhere: the ranks exchange their maps once. The activation is vLLM's own. The class raises ArgumentError for
+    settings that it can't serve, and as `mixture_of_experts` does.
     """
     from vllm.model_executor.layers.fused_moe.modular_kernel import FusedMoEExpertsModular
 
@@ -141,8 +140,8 @@ def experts(
 
 
 def places_of(expert_map: torch.Tensor, each: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """The `places` (experts, ranks) of `tilelink.ops.moe_routing`, from vLLM's maps of all ranks: of each expert its
-    number among the `each` of the rank, or -1. All ranks call it."""
+    """Returns the `places` (experts, ranks) of `tilelink.ops.moe_routing`, from vLLM's maps of all ranks. A map has the
+    number of each expert among the `each` experts of its rank, or -1. Collective."""
     maps = [torch.empty_like(expert_map) for _ in range(dist.get_world_size(group))]
     dist.all_gather(maps, expert_map.contiguous(), group=group)
     return torch.stack([torch.where(of >= 0, of + rank * each, -1) for rank, of in enumerate(maps)], 1)
