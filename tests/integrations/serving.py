@@ -125,7 +125,7 @@ def of_vllm(group: dist.ProcessGroup) -> list[str]:
         for make, text in (
             (lambda: kind(config, types.SimpleNamespace(quant_dtype="fp8", w1_bias=1)), "has quant_dtype, w1_bias: "),
             (lambda: kind(replicated, types.SimpleNamespace()), "each rank must have its own tokens"),
-            (lambda: applied(here, a1q_scale=none), "a1q_scale, a2_scale or activation Activation.SILU: not"),
+            (lambda: applied(here, a1q_scale=none), "a1q_scale and a2_scale must be None, and "),
             (lambda: applied(here, activation=Activation.RELU2_NO_MUL), "RELU2_NO_MUL must be a gated one"),
             (lambda: applied(here, global_num_experts=number + 1), f"ranks, and {number + 1} experts of all"),
         ):
