@@ -2,11 +2,10 @@
 
 Without a flag it checks every program at a small shape and predicts times at the paper's shapes (`overview.py`).
 
-On the CPU kernels are executed by Triton's interpreter, whose time says nothing of a GPU's. What can be measured here
-is whether results are right, and, with --full, the logical makespan: memory operations on the longest chain of
-dependences. It tells what overlaps what, under the assumption that every operation costs the same, whatever its size
-and wherever it goes.
+On the CPU, Triton's interpreter executes the kernels; its time says nothing about a GPU. The harness can measure here
+whether results are right and, with --full, the logical makespan: the number of memory operations on the longest chain
+of dependences. The makespan shows what overlaps, if every operation costs the same, regardless of its size and target.
 
-The picture in README.md, docs/images/all_gather_matmul_push.png, is the PNG of push at qkv that
-`make bench ARGS=--full` leaves.
+`make bench ARGS=--full` also writes docs/images/all_gather_matmul_push.png, the picture in README.md: it is the PNG of
+push at qkv.
 """

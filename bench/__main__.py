@@ -3,7 +3,7 @@
 import os
 import sys
 
-# Cases run side by side, one a core. The matmuls of each would take all cores, and then wait for each other.
+# Cases run in parallel, one per core. Otherwise the matmuls of each case would take all cores and wait for each other.
 for library in ("OPENBLAS", "OMP", "MKL"):
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 

@@ -1,4 +1,4 @@
-"""What is run: cases, and how flags become them. What a flag asks for is looked at before anything is launched."""
+"""Cases that the harness runs, and how flags become cases. Flags are checked before anything is launched."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tilelink.tools.cli.command import UsageError
 from tilelink.tools.cli.program import shape_text
 
 LAYERS: dict[str, Shape] = {name: shape for operator in OPERATORS.values() for name, shape in operator.layers.items()}
-"""Projections of Llama-3-8B at tensor parallel 4, of all operators; each operator has its own."""
+"""Projections of Llama-3-8B at tensor parallel 4, for all operators together."""
 
 QUICK: Shape = {"M": 512, "N": 1536, "K": 1024}
-"""A shape for a look in passing: the tiles of qkv, and a quarter of its k steps."""
+"""A shape for a quick run: it has the tiles of qkv, and a quarter of its k steps."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One form of an operator at one shape. `seeds` of the scheduler: a run each. `work`: who does what, in words."""
+    """One form of an operator at one shape. `seeds`: of the scheduler, one a run. `work`: tiles and workers, a text."""
 
     op: str
     shape: tuple[tuple[str, int | tuple[int, ...]], ...]
@@ -50,7 +50,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For people, and for files."""
+        """The name of the case in texts and file names."""
         shape = self.layer or self.shape_text.replace(",", "_").replace("=", "")
         return f"{self.op}-{self.schedule}-{shape}-world{self.world}-{self.dtype}"
 
@@ -60,7 +60,7 @@ class Case:
 
     @property
     def cost(self) -> int:
-        """What the case costs compared with others."""
+        """The cost of the case relative to other cases."""
         return self.world * prod(n if isinstance(n, int) else sum(n) for _, n in self.shape)
 
 
@@ -72,8 +72,8 @@ def plan(
     seeds: Sequence[int],
     out: Path,
 ) -> list[Case]:
-    """All cases that flags ask for; a layer, given by its name, of the operators that have it. Raises UsageError,
-    WorldError, DtypeError, and what a shape is no good for."""
+    """Returns all cases that flags ask for; a layer's name stands for cases of operators with this layer. Raises
+    UsageError, WorldError, DtypeError, and errors of shapes."""
     cases = []
     for op, world, dtype, given in product(ops, worlds, dtypes, shapes):
         _check_known(op, dtype)
@@ -98,7 +98,7 @@ def _check_known(op: str, dtype: str) -> None:
 
 
 def check_dtype(dtype: str) -> None:
-    """Raises DtypeError for one whose results nothing is known of."""
+    """Raises DtypeError for a dtype without a limit for results."""
     if dtype not in LIMITS:
         raise DtypeError(f"there is no limit for results in {dtype}; there is one for {', '.join(LIMITS)}")
 
@@ -116,7 +116,7 @@ def _check(op: str, shape: Shape, world: int) -> None:
 
 
 def _work(step: Step, shape: Shape, world: int, dtype: str) -> str:
-    """Tiles and workers of each role on a rank."""
+    """Returns the tiles and workers of each role on a rank, as text."""
     parts = []
     events = step.events(shape, world, dtype)
     for role in events.program.roles:

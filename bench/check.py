@@ -1,4 +1,4 @@
-"""Whether a result is right: relative RMS against float64 of the rounded inputs."""
+"""Checks results by their relative RMS against float64, computed from the rounded inputs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import torch
 
 LIMITS = {"float32": 1e-6, "float16": 4e-4, "bfloat16": 2.5e-3}
-"""Each lets rounding to nearest pass; stores that truncate and sums in low precision exceed it."""
+"""The largest relative RMS. Rounding to nearest stays below; truncating stores and sums in low precision exceed it."""
 FEW = 32
-"""Of fewer results the rounding errors do not average out, and their RMS says little."""
+"""With fewer results than this, rounding errors do not average out, and the RMS says little."""
 
 
 def relative_rms(results: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> float:
-    """Of the rank that is furthest off. Infinite where a result has another shape, or a value that is no number."""
+    """Returns the largest error of a rank. It is infinite if a result has a wrong shape, or a value is not finite."""
     return max(relative_rms_of_all([y], [e]) for y, e in zip(results, right, strict=True))
 
 
 def relative_rms_of_all(results: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> float:
-    """Of all ranks together. Infinite where a result has another shape, or a value that is no number."""
+    """Returns the error of all ranks together; infinite if a result has a wrong shape, or a value is not finite."""
     pairs = list(zip(results, right, strict=True))
     if not all(y.shape == e.shape and bool(torch.isfinite(y).all()) for y, e in pairs):
         return float("inf")
@@ -28,6 +28,6 @@ def relative_rms_of_all(results: Sequence[torch.Tensor], right: Sequence[torch.T
 
 
 def scatter(n: int) -> float:
-    """By how much an RMS of n rounding errors may be more than that of many. Fewer than FEW results may all be small
-    differences of large numbers."""
+    """Returns by which factor the RMS of n rounding errors may exceed the RMS of many. With fewer than FEW results, all
+    may be small differences of large numbers."""
     return 10 if n < FEW else 1 + 3 / (2 * n) ** 0.5

@@ -1,4 +1,4 @@
-"""What programs with a route take besides counts, made of the experts that the tokens of all ranks choose."""
+"""Makes the integers that programs with a route take besides counts, from the experts that all tokens choose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True)
 class Choices:
-    """`experts`: of each token of each rank, experts of all ranks, -1 for none; `each`: experts of a rank."""
+    """The experts that tokens choose. `experts`: (tokens, top) of each rank, -1 for none; `each`: experts of a rank."""
 
     experts: Sequence[np.ndarray]
     each: int
@@ -23,15 +23,15 @@ class Choices:
         return np.stack([np.bincount(of[of >= 0].ravel(), minlength=every) for of in self.experts], 1)
 
     def rows(self, home: int) -> list[tuple[int, int, int, int]]:
-        """(expert, source, token, choice) of the rows of a rank's experts, in the order in which they lie there."""
+        """Returns (expert, source, token, choice) for each row of a rank's experts, in the order of rows."""
         found = ((e, s, t, k) for s, of in enumerate(self.experts) for (t, k), e in np.ndenumerate(of) if e >= 0)
         return sorted(row for row in found if row[0] // self.each == home)
 
     def integers(self, rank: int) -> dict[str, torch.Tensor]:
-        """What a rank gives, by parameter. `order`: the token of each row that it sends, by expert; `place`: the row of
-        each choice; `token`: the token of each row of its experts, of the source's; `at`: the rows here of each token
-        of all ranks, in the order of choices, then -1; `choice`: which choices those are; `wanted`: -1 for a token of
-        this rank of which a rank has no row."""
+        """Returns the integers that a rank gives, by parameter. `order`: the token of each row that it sends, by
+        expert; `place`: the row of each choice; `token`: the token, on its source, of each row of this rank's experts;
+        `at`: the rows on this rank of each token of all ranks, in the order of choices, then -1; `choice`: the choices
+        of these rows; `wanted`: -1 if a rank has no row of a token of this rank, else 0."""
         own, world = self.experts[rank], len(self.experts)
         sent = sorted((e, t, k) for (t, k), e in np.ndenumerate(own) if e >= 0)
         place, wanted = np.full(own.shape, -1), np.full((len(own), world), -1)

@@ -64,14 +64,14 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> Answer:
 
 
 def _asked(args: argparse.Namespace) -> tuple[list[overview.Job], list[Case]]:
-    """The checks and predictions that flags ask for, and what is executed for its logical makespan."""
+    """Returns the checks and predictions that flags ask for, and the cases to execute for their logical makespan."""
     executed = args.full or args.quick or args.shapes is not None
     shapes = args.shapes or ([QUICK] if args.quick else list(LAYERS))
     seeds = range(QUICK_SEEDS if args.quick else SEEDS)
     try:
         jobs = overview.jobs(args.ops, args.worlds, args.dtypes, args.out) if args.full or not executed else []
         ops = args.ops or list(OPERATORS)
-        if jobs:  # which say what is wrong with a name; not every program is executed for a figure
+        if jobs:  # `overview.jobs` has checked the names; only some programs have a form to execute here
             ops = [op for op in ops if op in OPERATORS]
         return jobs, plan(ops, shapes, args.worlds, args.dtypes, seeds, args.out) if executed and ops else []
     except TileLinkError as e:
@@ -81,7 +81,7 @@ def _asked(args: argparse.Namespace) -> tuple[list[overview.Job], list[Case]]:
 
 
 def _make(out: Path) -> None:
-    """Makes the folder for results, and finds out whether it can be written to."""
+    """Makes the folder for results. Raises UsageError if it can't be written to."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / records.RESULTS).write_text("")
@@ -161,12 +161,12 @@ def _compare_parser() -> Parser:
 
 
 def _list(read: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """Reads what stands between commas."""
+    """Returns a reader of items that are separated by commas."""
 
     def several(text: str) -> list[T]:
         return [read(item.strip()) for item in text.split(",")]
 
-    several.__name__ = f"list of {read.__name__}"  # as argparse calls it in errors
+    several.__name__ = f"list of {read.__name__}"  # argparse shows this name in errors
     return several
 
 

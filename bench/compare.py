@@ -1,4 +1,4 @@
-"""What got worse from one result to another."""
+"""Compares two results, and finds what got worse."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from bench.records import WALL, Record
 
 KEY = ("op", "shape", "dtype", "world", "schedule", "workers", "what")
 TOLERANCE = 0.05
-"""By how much a figure may grow: less is the scheduler's dice, or a machine that is a little busier."""
+"""The share by which a figure may grow. Random schedules and a busier machine change figures by less."""
 
 
 def regressions(before: Sequence[Record], after: Sequence[Record]) -> list[dict[str, Any]]:
-    """What was right and is wrong or missing, and figures that grew. The interpreter's wall time is no such figure: it
-    is the machine's affair."""
+    """Returns results that were right and are wrong or missing, and figures that grew. The interpreter's wall time is
+    left out, since it depends on the machine."""
     now = {_key(r): r for r in after}
     found = []
     for old in before:
@@ -37,7 +37,7 @@ def _key(record: Record) -> tuple[Any, ...]:
 
 
 def _figure(record: Record) -> float | None:
-    """The figure of a record that can be held against another's."""
+    """Returns the figure of a record that is compared, or None."""
     if record["what"] == WALL:
         return None
     logical = record.get("logical")
@@ -45,7 +45,7 @@ def _figure(record: Record) -> float | None:
 
 
 def text(found: Sequence[dict[str, Any]], compared: int) -> str:
-    """Regressions, for people."""
+    """Returns the regressions as text."""
     lines = []
     for r in found:
         change = f"{r['before']:g} -> {r['after']:g} ({r['change']:+.1%})" if r["change"] is not None else "was right"

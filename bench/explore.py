@@ -1,8 +1,8 @@
-"""`python -m bench.explore`: every program of the library and of the examples, with all its schedules, in worlds of 2
-to 4 ranks, under many schedules of their execution: lowered kernels in the interpreter, and events by the oracle.
+"""`python -m bench.explore` runs every program of the library and of the examples, in all its schedules and in worlds
+of 2 to 4 ranks, under many schedules of their execution: lowered kernels in the interpreter, events by the oracle.
 
-A record of what was run, with the seeds, goes to bench/results/explore.jsonl; cases that were not run now stay as
-they are there. Exit code 1 where anything is found.
+It writes what it ran, with the seeds, to bench/results/explore.jsonl, and leaves lines of other cases unchanged.
+The exit code is 1 if anything is found.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from tilelink.tools.explore.trial import POLICIES
 RECORD = Path(__file__).parent / "results" / "explore.jsonl"
 WORLDS = (2, 3, 4)
 CUT = {2: 18, 3: 10, 4: 10}
-"""By world, elements of a rank's part along a dimension that is cut over the ranks: a tile and a rest, or a rest."""
+"""By world, the length of a rank's part along a dimension that is cut: a tile and a rest, or only a rest."""
 SIZES = {"M": 18, "N": 16, "K": 20, "H": 2, "B": 2, "experts": 2, "top": 2, "splits": 2}
 OTHERS = 16
 SMS, DTYPE = 24, "float32"
 BACKENDS = {"lowered": 2000, "oracle": 8000}
-"""What runs, and under how many schedules, in all cases together."""
+"""The backends, and the number of schedules of all cases together."""
 NODES = {"hierarchical_all_gather_matmul": 2}
-"""Nodes that the ranks are on, where that is what a program is about."""
+"""The number of nodes that the ranks are on, for programs about several nodes."""
 Key = tuple[str, str, int, str, str]
 """Program, schedule, world, backend and policy."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A program, by its label, with a schedule in a world, under the schedules of the seeds from 0 to `seeds` - 1.
-    "all_gather_grouped_matmul[wanted]" is told which rows to move."""
+    """A program, by its label, in a schedule and a world, under execution schedules of the seeds from 0 to `seeds` - 1.
+    "all_gather_grouped_matmul[wanted]" gets the optional input that says which rows to move."""
 
     program: str
     schedule: str
@@ -57,13 +57,13 @@ class Case:
 
     @property
     def key(self) -> Key:
-        """What the record has one line of."""
+        """The key of the case: the record has one line for each key."""
         return self.program, self.schedule, self.world, self.backend, self.policy
 
 
 @dataclass(frozen=True)
 class Explored:
-    """What came of a case."""
+    """The result of a case."""
 
     case: Case
     schedules_run: int
@@ -73,18 +73,18 @@ class Explored:
     seconds: float
 
     def line(self) -> str:
-        """A line of the record."""
+        """Returns the line of the record."""
         about = {k: v for k, v in asdict(self).items() if k != "case"}
         return json.dumps({"kind": "measured", **asdict(self.case), **about}) + "\n"
 
 
 @cache
 def known() -> dict[tuple[str, str], Program]:
-    """The programs, by their label and the name of a schedule. Raises ValueError for two of the same."""
+    """Returns the programs, by label and name of a schedule. Raises ValueError if two have the same names."""
     found: dict[tuple[str, str], Program] = {}
     for name, program, _, asked in forms():
         if asked and asked != told_rows(program):
-            continue  # an optional output is stored, and nothing else changes
+            continue  # forms with optional outputs store these outputs, and differ in nothing else
         label, schedule = name.rsplit(" ", 1)
         if (label, schedule) in found:
             raise ValueError(f"two programs are called {name}: name one anew")
@@ -93,7 +93,7 @@ def known() -> dict[tuple[str, str], Program]:
 
 
 def recorded(file: Path) -> dict[Key, str]:
-    """The lines of a record."""
+    """Returns the lines of a record, by key."""
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
     found = [json.loads(line) for line in lines]
     keys = [(r["program"], r["schedule"], r["world"], r["backend"], r["policy"]) for r in found]
@@ -101,7 +101,7 @@ def recorded(file: Path) -> dict[Key, str]:
 
 
 def cases(counts: dict[str, int], only: str = "") -> Iterator[Case]:
-    """All cases of each backend, which share its number of schedules."""
+    """Yields all cases; the cases of a backend share its number of schedules evenly."""
     for backend, count in counts.items():
         kinds = [(p, s, w, policy) for p, s in known() for w in WORLDS for policy in POLICIES]
         kinds = [k for k in kinds if only in f"{k[0]} {k[1]}"]
@@ -110,7 +110,7 @@ def cases(counts: dict[str, int], only: str = "") -> Iterator[Case]:
 
 
 def subject(case: Case) -> Subject:
-    """What a case runs."""
+    """Returns the subject that a case runs."""
     program = known()[case.program, case.schedule]
     asked = told_rows(program) if case.program != program.label else frozenset[str]()
     dtypes = dict.fromkeys(program.of_any_dtype - program.optional, DTYPE) | dict.fromkeys(asked, "int32")
@@ -136,7 +136,7 @@ def explored(case: Case) -> Explored:
 
 
 def explore_all(asked: Sequence[Case], jobs: int) -> Iterator[Explored]:
-    """What came of the cases, as they get done, in `jobs` processes; one job is done in this process."""
+    """Runs cases in `jobs` processes (one job: in this process), and yields each result as soon as it is there."""
     if jobs == 1:
         yield from map(explored, asked)
         return
@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def respond(done: Sequence[Explored]) -> int:
-    """Prints how many schedules there were, and what was found."""
+    """Prints the number of schedules and the findings. Returns the exit code."""
     for backend in BACKENDS:
         mine = [e for e in done if e.case.backend == backend]
         runs, distinct = sum(e.schedules_run for e in mine), sum(e.distinct for e in mine)

@@ -1,10 +1,10 @@
-"""`python -m bench.gates`: every kernel of the library and of the examples, compiled for every target without a GPU,
-held against its program, and its figures against those on record.
+"""`python -m bench.gates` compiles every kernel of the library and of the examples for every target, without a GPU. It
+compares the code with the program, and the figures with the recorded ones.
 
-Nothing here was run: registers, memory and instructions are those of code as Triton compiles it. The record of a
-Triton, in bench/results/gates/, holds figures, and what the gates are known to find in kernels that do not suit a
-target. Exit code 1 where a gate finds anything else, or where a figure is clearly worse; --renew writes the record.
-Of each case the record has a digest of all that decides what comes out; --changed leaves out what has the same one.
+Nothing is run: registers, memory and instructions are read from the code that Triton compiles. The record of a Triton,
+in bench/results/gates/, has figures, and the known findings in kernels that do not suit a target. The exit code is 1
+if a gate finds anything else, or if a figure is clearly worse; --renew writes the record. The record of a case also has
+a digest of everything that decides the compiled code; --changed skips cases whose digest is the same.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from tilelink.programs.program import Program
 HERE = Path(__file__).parent
 DECIDE = "inspect/*.py", "backend/descriptors.py", "backend/targets/*.py"
 DECIDE_SPECIALISED = (*DECIDE, "backend/gluon/*.py")
-"""Files of the package that decide what comes out of a lowered source, in the portable form and in the specialised."""
+"""Files of the package that decide what a lowered source compiles to, in the portable and in the specialised form."""
 RECORDS = HERE / "results" / "gates"
 WORLD, DTYPE, PROCESSES = 8, "bfloat16", 2
 SIZES = {"M": 8192, "N": 3584, "K": 8192, "S": 8192, "H": 16, "D": 128, "B": 64, "E": 128}
 SIZES |= {"sent": 65536, "routed": 65536, "experts": 8, "tokens": 8192, "top": 8}
 SIZES |= {"splits": 4, "depth": 2048}
 """Llama-3-70B's gate and up projection on 8 ranks, 8192 tokens; attention of 16 heads; blocks of 128 with a scale; 64
-experts, 8 of each token."""
+experts, 8 per token."""
 SLACK = {
     "registers": 1.1, "shared_bytes": 1.0, "spill_bytes": 1.0, "instructions": 1.1, "step": 1.1, "async_copies": 1.0,
 }  # fmt: skip
-"""How much more of each than on record is still no change for the worse."""
+"""The factor by which each figure may exceed the record."""
 BUDGET = {"step": 80, "async_copies": 0, "spill_bytes": 0}
 BUDGETS = {"sm_90": BUDGET, **{f"sm_{n}+warps": {**BUDGET, "step": 60} for n in (90, 100)}}
-"""What every operator should do with, at most, by target."""
+"""The most of each figure that an operator should need, by target."""
 WITHIN_BUDGET = frozenset(
     f"{name} {schedule} {target}"
     for target, names, schedules in (
@@ -79,7 +79,7 @@ WITHIN_BUDGET = frozenset(
     for name in names
     for schedule in schedules
 )  # fmt: skip
-"""Cases that are held to it, on every Triton; docs/targets.md has the figures of all."""
+"""Cases that must keep to this budget, on every Triton; docs/targets.md has the figures of all cases."""
 EXPERTS = (
     "all_gather_grouped_matmul", "all_gather_grouped_matmul[gathered]", "dispatch_matmul", "dispatch_matmul[gathered]",
     "matmul_combine", "matmul_combine[kept]",
@@ -88,7 +88,7 @@ WITH_WEIGHTS = (("dispatch_matmul_backward", 132), ("matmul_combine_backward", 1
 FOR_EXPERTS = "push", "pull", "few"
 SENDING, PUSHED = ("matmul_all_reduce", "matmul_reduce_scatter"), ("push", "pull")
 WITHIN = {
-    "matmul_one_shot_all_reduce push sm_90+warps": {**BUDGET, "step": 64},  # of steps that are twice as deep
+    "matmul_one_shot_all_reduce push sm_90+warps": {**BUDGET, "step": 64},  # its steps are twice as deep
     **{f"{name} fused sm_100+warps": {**BUDGET, "step": 66} for name in SENDING},
     **{f"{name} push sm_90": {**BUDGET, "step": 89} for name in ("all_gather_matmul", "matmul_reduce_scatter")},
     **{f"all_gather_matmul[{n}] {s} sm_90": {**BUDGET, "step": 89} for n in ("2", "gathered") for s in PUSHED},
@@ -107,10 +107,10 @@ WITHIN = {
         for s in FOR_EXPERTS
     },
 }
-"""What others are held to, by case. With descriptors of peers, ptxas keeps fewer addresses in uniform registers where
-there are two products, or rows are kept; and that of Triton 3.9 wherever a role pushes. Loops over rows of experts also
-say where these end, and whose weight is meant. On Triton 3.8.0 gradients of weights take 116 to 165 instructions, at
-most 109 on the others, and `engine` 97."""
+"""The budgets of other cases. With descriptors of peers, ptxas keeps fewer addresses in uniform registers if there are
+two products or rows are kept; the ptxas of Triton 3.9 does so wherever a role pushes. Loops over rows of experts also
+compute where the rows end, and the expert's weight. On Triton 3.8.0 gradients of weights take 116 to 165 instructions,
+on other versions at most 109, and `engine` takes 97."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Gated:
-    """A program with a schedule, compiled for a target. `digest`: of all that decides what comes out."""
+    """A program with a schedule, compiled for a target. `digest`: of everything that decides the compiled code."""
 
     name: str
     digest: str
@@ -149,8 +149,8 @@ class Gated:
 
 
 def programs() -> Iterator[tuple[Program, str]]:
-    """The programs of the library and of the examples, each with the names of its schedules; those that take lists for
-    lists of two, too."""
+    """Yields the programs of the library and of the examples, each with the names of its schedules. Programs that take
+    lists also come as variants for lists of two."""
     examples = HERE.parent / "examples"
     sys.path.insert(0, str(examples))
     found = dict(operators())
@@ -164,8 +164,8 @@ def programs() -> Iterator[tuple[Program, str]]:
 
 
 def forms() -> Iterator[tuple[str, Program, str, frozenset[str]]]:
-    """The programs with their schedules under a name; those that have optional outputs also with these asked for, and
-    those that may be told which rows to move, where the schedule can do that."""
+    """Yields (name, program, schedule, optional tensors). Programs with optional outputs also come with these outputs,
+    and programs that may be told which rows to move also with these inputs, if the schedule takes them."""
     for program, schedule in programs():
         yield f"{program.label} {schedule}", program, schedule, frozenset()
         for asked in (program.on_demand, told_rows(program)) if program.variant.members == 1 else ():
@@ -174,7 +174,7 @@ def forms() -> Iterator[tuple[str, Program, str, frozenset[str]]]:
 
 
 def told_rows(program: Program) -> frozenset[str]:
-    """Optional inputs of integers, which say what rows are moved."""
+    """Returns the optional inputs of integers, which say what rows to move."""
     integers = {n for n in program.optional - program.on_demand if str(program.parameters[n].dtype) == "int32"}
     return frozenset(integers)
 
@@ -183,8 +183,8 @@ def lowered_for(
     program: Program, schedule: str, target: str, asked: frozenset[str] = frozenset(), *, dtype: str = DTYPE,
     even: bool = True,
 ) -> tuple[Lowered, Sizes]:  # fmt: skip
-    """A program at the sizes of the gates, without optional tensors but those that are asked for; not `even`: with
-    parts of other lengths on every second rank."""
+    """Returns a program lowered at the sizes of the gates, with the optional tensors in `asked` only. If not `even`,
+    every second rank has parts of another length."""
     recorded = program.recorded(program.optional)
     dims = recorded.dims.union(*(t.called for t in recorded.tensors))
     sizes: dict[str, Any] = {d: SIZES[d] for d in SIZES if d in dims}
@@ -201,12 +201,12 @@ def lowered_for(
 
 
 def gated(targets: list[str], only: str, leave_out: Mapping[str, str]) -> Iterator[Gated]:
-    """Every program, schedule and target, judged, but those that have the digest that `leave_out` has of them."""
+    """Compiles and judges every program, schedule and target, except cases whose digest is the one in `leave_out`."""
     cases = [(f"{name} {t}", p, s, t, asked) for name, p, s, asked in forms() for t in targets]
     jobs: dict[str, tuple[Lowered, Sizes]] = {}
     digests: dict[str, str] = {}
     for name, program, schedule, target, asked in (c for c in cases if only in c[0]):
-        with suppress(FormError):  # of programs that have no specialised form
+        with suppress(FormError):  # raised for programs without a specialised form
             lowered, sizes = lowered_for(program, schedule, target, asked)
             digests[name] = digest(lowered, sizes)
             if leave_out.get(name) != digests[name]:
@@ -220,18 +220,18 @@ def gated(targets: list[str], only: str, leave_out: Mapping[str, str]) -> Iterat
 
 
 def digest(lowered: Lowered, sizes: Sizes) -> str:
-    """A digest of what Triton is given, of what the program says that has to come out, and of the code that compiles it
-    and reads what came out."""
+    """Returns a digest of the input of Triton, of what the gates expect of the code, and of the code that compiles it
+    and reads the result."""
     kernels = [(k.name, stand_ins(lowered, k.parameters, sizes)) for k in lowered.kernels]
     given = [(name, [(n, described(v)) for n, v in values.items()]) for name, values in kernels]
-    functions = [(name, function.cache_key) for name, function in lowered.functions]  # and of what they call
+    functions = [(name, function.cache_key) for name, function in lowered.functions]  # covers functions they call
     asked = lowered.source, functions, sorted(lowered.options.items()), given, lowered.target.name
     decided = asked, expectations(lowered), deciding(lowered.target.specialised)
     return hashlib.sha256(repr(decided).encode()).hexdigest()[:16]
 
 
 def described(value: Any) -> Any:
-    """An argument, as far as Triton specialises a kernel for it."""
+    """Returns the properties of an argument that Triton specialises a kernel for."""
     if isinstance(value, int):
         return value
     about = ("dtype", "shape", "strides", "block_shape", "layout")
@@ -240,7 +240,7 @@ def described(value: Any) -> Any:
 
 @cache
 def deciding(specialised: bool) -> str:
-    """A digest of the code that decides what comes out of a lowered source, and what is read off it."""
+    """Returns a digest of the code that decides what a lowered source compiles to, and how the result is read."""
     package = HERE.parent / "tilelink"
     decide = DECIDE_SPECIALISED if specialised else DECIDE
     files = [path.read_text() for pattern in decide for path in sorted(package.glob(pattern))]
@@ -260,7 +260,7 @@ def instructions(kernel: Compiled) -> int:
 
 
 def over(name: str, figures: Figures) -> Iterator[str]:
-    """What a case that is held to the budget has more of. One whose steady loop is not found holds to nothing."""
+    """Yields the figures that are over the budget of a case. If no steady loop is found, that is a finding, too."""
     if name in WITHIN_BUDGET or name in WITHIN:
         now, budget = asdict(figures), WITHIN.get(name) or BUDGETS[name.split()[-1]]
         if not figures.step:
@@ -269,7 +269,7 @@ def over(name: str, figures: Figures) -> Iterator[str]:
 
 
 def worse(figures: Figures, before: dict[str, Any]) -> list[str]:
-    """The figures that are clearly worse than they were."""
+    """Returns the figures that are clearly worse than before."""
     now = asdict(figures)
     return [f"{k}: {now[k]}, it was {before[k]}" for k in SLACK if k in before and now[k] > before[k] * SLACK[k]]
 

@@ -1,4 +1,4 @@
-"""`python -m bench.gates_page`: the tables of docs/targets.md, written from the records of the gates."""
+"""`python -m bench.gates_page` writes the tables of docs/targets.md from the records of the gates."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from bench.gates import HERE, RECORDS, WITHIN_BUDGET
 
 PAGE = HERE.parent / "docs" / "targets.md"
 SHOWN, PORTABLE, SPECIALISED = "3.7.1", ("sm_90", "sm_100"), ("sm_90+warps", "sm_100+warps")
-"""The Triton of the tables, the targets of its table of the portable form, and those of the specialised form."""
+"""The version of Triton in the tables, the targets of the portable form, and the targets of the specialised form."""
 
 Record = Mapping[str, Mapping[str, Any]]
 
 
 def records() -> dict[str, Record]:
-    """What is on record, by the version of Triton."""
+    """Returns the records, by version of Triton."""
     found = sorted(RECORDS.glob("triton-*.json"))
     return {path.stem.removeprefix("triton-"): json.loads(path.read_text()) for path in found}
 
 
 def portable(record: Record) -> str:
-    """Programs in the portable form: of each schedule the instructions of a step, and registers. Markdown."""
+    """Returns a table of programs in the portable form, as Markdown: instructions of a step, and registers."""
     cells: dict[str, dict[str, list[str]]] = {}
     for case, figures in record.items():
         program, schedule, target = case.split()
@@ -41,7 +41,7 @@ def portable(record: Record) -> str:
 
 
 def specialised(by_version: Mapping[str, Record]) -> str:
-    """Programs in the specialised form: the instructions of a step on each Triton, and shared memory. Markdown."""
+    """Returns a table of the specialised form, as Markdown: instructions of a step by Triton, and shared memory."""
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for case, figures in by_version[SHOWN].items():
         program, schedule, target = case.split()
@@ -60,13 +60,13 @@ def specialised(by_version: Mapping[str, Record]) -> str:
 
 
 def tables() -> dict[str, str]:
-    """By their names in the page."""
+    """Returns the tables, by their names in the page."""
     found = records()
     return {"portable": portable(found[SHOWN]), "specialised": specialised(found)}
 
 
 def with_tables(page: str) -> str:
-    """The text of the page with its tables as the records have them."""
+    """Returns the text of the page with its tables made anew from the records."""
     for name, table in tables().items():
         begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
         before, *rest = page.split(begin)

@@ -1,4 +1,4 @@
-"""The page that links all others: what was found, in a table, and every file that a run of the harness left."""
+"""The page that links all other pages: it has a table of findings, and every file that a run of the harness wrote."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STYLE = (
 
 
 def write(text: str, records: Sequence[Record], files: Sequence[str], folder: Path) -> Path:
-    """Writes the page to a folder; returns it. `text`: the tables as people see them; `files`: of the same folder."""
+    """Writes the page to a folder; returns its path. `text`: the tables; `files`: of the same folder."""
     names = [Path(file).name for file in files]
     pages = [n for n in names if n.endswith(".html")]
     others = [n for n in names if not n.endswith(".html")]
@@ -45,7 +45,7 @@ def _link(name: str) -> str:
 
 
 def _about(record: Record | None) -> str:
-    """What a page of a prediction shows."""
+    """Returns the shape and predicted time that a page of a prediction shows, else ""."""
     if record is None:
         return ""
     return f": {escape(record['shape'])}, predicted {record['min_us']:,.0f} to {record['max_us']:,.0f} us"

@@ -1,4 +1,4 @@
-"""Random lanes: a few calls of programs of the library, one after the other on every rank, all of it from one seed."""
+"""Random lanes: a few calls of the library's programs, one after the other on every rank, all drawn from one seed."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tilelink.programs.program import Program
 
 WORLDS = (1, 2, 3, 4, 8)
 ROWS, SIZES, TILES = (0, 0, 1, 7, 15, 16, 17, 33), (1, 7, 15, 16, 17, 33, 40), (16, 32)
-"""Rows of a rank, other dimensions, and tiles, so small that most tensors have several, and a rest."""
+"""Rows of a rank, other dimensions, and tile lengths; most tensors have several of these small tiles, and a rest."""
 CALLS, MEMBERS, SLOTS, WORKERS = 3, 3, 3, 3
-"""At most so many calls of a lane, members of a list, slots, and workers where a schedule says how many."""
+"""The most calls of a lane, members of a list, slots, and workers of a role with a count."""
 ENOUGH = 128
-"""Of fewer rows times columns the numbers are whole: their RMS would say little."""
+"""With fewer rows times columns than this, numbers are whole, because an RMS would say little."""
 HEAP, SIGNALS = 16 << 20, 64 << 10
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of all ranks. `schedule`: by its name, and in tiles; the rest as in `Operands`."""
+    """A call of all ranks. `name`: of the schedule; `schedule`: in small tiles; the rest is as in `Operands`."""
 
     program: Program
     name: str
@@ -73,8 +73,8 @@ class Lane:
     calls: tuple[Call, ...]
 
     def wrong(self, place: Place) -> str:
-        """Makes the calls, waiting for nothing in between; what is wrong with the first that is, in words, or "".
-        Raises what the calls do."""
+        """Makes the calls without waiting in between. Returns what is wrong with the first wrong call, or "". Raises
+        what the calls raise."""
         by = {} if place.on_gpu else {"seed": self.seed, "policy": self.policy}
         ranks = place.world(self.world, heap_bytes=HEAP, signal_bytes=SIGNALS, slots=self.slots, **by)
         sets = [call.operands(place.place) for call in self.calls]
@@ -94,7 +94,7 @@ class Lane:
 
 
 def lane(seed: int, programs: Sequence[Program] = tuple(REFERENCES)) -> Lane:
-    """The lane of a seed."""
+    """Returns the lane of a seed."""
     dice = random.Random(seed)
     world, slots = world_of(seed), dice.randint(1, SLOTS)
     calls = tuple(_call(dice, dice.choice(programs), world, slots) for _ in range(dice.randint(1, CALLS)))
@@ -102,7 +102,7 @@ def lane(seed: int, programs: Sequence[Program] = tuple(REFERENCES)) -> Lane:
 
 
 def world_of(seed: int) -> int:
-    """How many ranks the lane of a seed has."""
+    """Returns how many ranks the lane of a seed has."""
     return random.Random(f"world of {seed}").choice(WORLDS)
 
 
@@ -125,7 +125,7 @@ def _call(dice: random.Random, program: Program, world: int, slots: int) -> Call
 
 
 def _parts(dice: random.Random, world: int) -> tuple[int, ...]:
-    """Rows of each rank: as many on all, any numbers, or one row on one of them."""
+    """Draws the rows of each rank: the same number on all, different numbers, or one row on one rank only."""
     match dice.choice(["even", "uneven", "uneven", "one row"]):
         case "even":
             return (dice.choice(ROWS),) * world
@@ -136,7 +136,7 @@ def _parts(dice: random.Random, world: int) -> tuple[int, ...]:
 
 
 def _schedule(dice: random.Random, schedule: Schedule) -> Schedule:
-    """A schedule in small tiles. A step is no longer than the rows of its tile, along which that of the ring runs."""
+    """Returns a schedule in small tiles. Steps are no longer than a tile's rows: the ring's steps go along rows."""
     changes: dict[str, dict[str, Any]] = {}
     for role, resource in _tiled(schedule).items():
         first = dice.choice(TILES)
@@ -149,7 +149,7 @@ def _schedule(dice: random.Random, schedule: Schedule) -> Schedule:
 
 
 def small(schedule: Schedule, tile: int, count: int) -> Schedule:
-    """A schedule in tiles of `tile` elements along each dimension, whose roles with a count have `count` workers."""
+    """Returns a schedule in tiles of `tile` elements along each dimension; roles with a count get `count` workers."""
     changes: dict[str, dict[str, Any]] = {}
     for role, resource in _tiled(schedule).items():
         counted = isinstance(resource, SMs) and resource.count is not None
@@ -159,5 +159,5 @@ def small(schedule: Schedule, tile: int, count: int) -> Schedule:
 
 
 def _tiled(schedule: Schedule) -> dict[str, Any]:
-    """The resources that have tiles, by role."""
+    """Returns the resources that have tiles, by role."""
     return {role: resource for role, resource in schedule.items() if not isinstance(resource, Epilogue)}

@@ -1,4 +1,4 @@
-"""Runs a case: results are checked, then figures are given; and one run is drawn."""
+"""Runs a case: checks its results, measures, and draws one run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tilelink.runtime.cpu.world import DEFAULT_HEAP, CpuWorld
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of a case. `makespans` (in memory operations) and `seconds` have one figure a run, the largest of all
-    ranks; where a result is wrong they are empty. `error`: what went wrong otherwise."""
+    """The result of a case. `makespans` (in memory operations) and `seconds` have one figure a run, the largest of all
+    ranks; they are empty if a result is wrong. `error`: any other failure."""
 
     case: Case
     rel_rms: float | None = None
@@ -36,10 +36,10 @@ class Measured:
 
 
 def measure(case: Case) -> Measured:
-    """Runs a case once for each of its seeds, in this process. The first run is searched for races, and drawn."""
+    """Runs a case once for each of its seeds, in this process. Only the first run is searched for races and drawn."""
     try:
         measured = _measure(case)
-    except Exception as e:  # a race, a deadlock, a kernel that fails: this case is wrong, the others still go on
+    except Exception as e:  # a race, a deadlock, a kernel that fails: this case is wrong, and the other cases go on
         traceback.print_exc()
         measured = Measured(case, error=f"{type(e).__name__}: {e}")
     if not measured.ok:
@@ -60,7 +60,7 @@ def _measure(case: Case) -> Measured:
     for seed in case.seeds:
         first = not makespans
         watch = _Watch(keep=first)
-        # Turns at every access: where a rank runs far ahead in its turn, whoever looks at its words later seems late.
+        # Ranks take turns at every access: if a rank ran far ahead in its turn, readers of its words would seem late.
         world = CpuWorld(
             case.world, sms=WORKERS, heap_bytes=heap, seed=seed, races=first, observer=watch, switch="memory"
         )
@@ -80,7 +80,7 @@ def _measure(case: Case) -> Measured:
 
 @dataclass
 class _Watch:
-    """Sees every memory operation: the time of the last one, and all of them if they are to be drawn."""
+    """Watches every memory operation: keeps the time of the last one, and all operations if they are to be drawn."""
 
     keep: bool
     last: int = 0
@@ -93,7 +93,7 @@ class _Watch:
 
 
 def _heap_bytes(case: Case, inputs: list[tuple[torch.Tensor, ...]]) -> int:
-    """Room for what all ranks give, published, and for the buffers of every program, in each of two slots."""
+    """Returns heap bytes with room for published inputs and for the buffers of any program, in each of two slots."""
     all_events = (step.events(case.sizes, case.world, case.dtype) for step in case.form)
     buffers = max(placed(events.program, events.sizes, word=8).data_bytes for events in all_events)
     return DEFAULT_HEAP + 2 * sum(rank[0].nbytes for rank in inputs) + 2 * buffers

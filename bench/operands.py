@@ -1,4 +1,4 @@
-"""Operands of a call of a program on all ranks, and whether what comes back is right."""
+"""Makes the operands of a call of a program on all ranks, and judges the results."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ from tilelink.programs.program import Program
 
 POISON = float("nan")
 EXPERTS, CHOICES = 2, 2
-"""Of a rank, and of a token, where rows are routed to experts."""
+"""The number of experts of a rank, and of choices of a token, if rows are routed to experts."""
 TOKENS, TOP = "tokens", "top"
-"""What programs with a route call the dimensions of tokens and choices."""
+"""The names that programs with a route give the dimensions of tokens and choices."""
 LAYOUTS = ("rows", "columns", "offset")
-"""How a matrix lies in memory: row by row, column by column, or as every other column of a part of a larger one, which
-is poisoned."""
+"""The layouts of a matrix in memory: row by row, column by column, or every other column of a part of a larger,
+poisoned matrix."""
 
 
 class Operands:
-    """Inputs of all ranks, from a seed, and what is right of them.
+    """The inputs of all ranks, from a seed, and the right results.
 
-    `parts`: rows of M of each rank; of a program with a route, rows that each sends, to experts that are drawn.
-    `sizes`: of the other dimensions; a tuple where the members of lists have one each,
-    which says how many members there are. `whole`: small whole numbers, of which sums are exact, else normally
-    distributed ones. `asked`: optional parameters that are given, or outputs that are asked for. `layout`: of all
-    matrices that go in. `place`: where the tensors are.
+    `parts`: rows of M of each rank; for a program with a route, the rows that each rank sends to randomly drawn
+    experts. `sizes`: of the other dimensions; a tuple has one size for each member of lists, and says how many members
+    lists have. `whole`: numbers are small whole ones, whose sums are exact, else normally distributed. `asked`:
+    optional inputs that are given, and optional outputs. `layout`: of all input matrices. `place`: the device.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Operands:
         self.right = [[t for p in self.outputs for t in _flat(of_rank[p])] for of_rank in right]
 
     def fitted(self, schedule: Schedule) -> Schedule:
-        """The schedule in tiles that are no larger than the tensors."""
+        """Returns the schedule in tiles that are no larger than the tensors."""
         dims = {d for t in self.tensors.values() for d in t.dims}
         sizes: dict[str, Any] = {d: n for d, n in self.lengths.items() if d in dims}
         sizes |= self.routed or self.said
@@ -89,8 +88,8 @@ class Operands:
         return self.variant.fit(schedule, world=len(self.parts), dtypes=dtypes, absent=self.absent, **sizes)
 
     def call(self, do: Callable[..., Any], group: Any, *, poisoned: bool = False, **options: Any) -> list[torch.Tensor]:
-        """Lets the program, or `program.prepare`, do it on a rank; all that it returns. `poisoned`: all outputs are
-        given, full of NaN; else those alone that have to be asked for."""
+        """Calls `do`, the program or `program.prepare`, on a rank; returns all results. `poisoned`: all outputs are
+        given, full of NaN; else only optional outputs are given."""
         given = _each(self._laid_out, self.ranks[group.rank])
         outs = self._given(group.rank, "output", self._poison)
         given |= {n: t for n, t in outs.items() if poisoned or n in optional(self.program)}
@@ -98,10 +97,9 @@ class Operands:
         return list(_flat(do(**given, group=group, **parts, **options)))
 
     def judge(self, results: Sequence[Sequence[torch.Tensor]], rank: int | None = None) -> dict[str, Any]:
-        """What a record says of the results by rank, or of those of one: `ok`; the relative RMS of that output which is
-        furthest off, on all ranks together, None for one that has another shape or a value that is no number, and the
-        `limit` of that output; or, of whole numbers, whether they are `exact`, after rounding to their dtype, as they
-        have to be: then there is no limit."""
+        """Returns the verdict of a record, on the results of all ranks or of one `rank`: `ok`; `rel_rms`, the largest
+        relative RMS of an output over all ranks, None for a wrong shape or a value that is not finite; and the `limit`
+        of this output. Whole numbers must be `exact` after rounding to their dtype, and have no limit."""
         right = self.right if rank is None else [self.right[rank]]
         by_output = [([y.cpu() for y in ys], es) for ys, es in zip(_across(results), _across(right), strict=True)]
         limit = LIMITS[str(self.dtype).removeprefix("torch.")] * ROUNDED.get(self.program, 1.0)
@@ -118,7 +116,7 @@ class Operands:
         return {"ok": ok, "rel_rms": worst if worst != float("inf") else None, "limit": of_worst, "exact": exact}
 
     def _given(self, rank: int, kind: str, make: Callable[[list[int]], torch.Tensor]) -> dict[str, Any]:
-        """A rank's inputs, or outputs, by parameter."""
+        """Returns a rank's inputs or outputs, by parameter."""
         found: dict[str, Any] = {}
         for parameter, members in self.variant.flattened.items():
             words = [self.tensors[n] for n, _ in members if n in self.tensors and self.tensors[n].kind == kind]
@@ -128,7 +126,7 @@ class Operands:
         return found
 
     def _made(self, word: TensorWord, rank: int, make: Callable[[list[int]], torch.Tensor]) -> torch.Tensor:
-        """A tensor of a rank: counts, integers that pick rows of the rank, or numbers."""
+        """Returns a tensor of a rank: counts, integers that pick rows, or numbers."""
         if word.name in self.counts:
             return self.counts[word.name]
         dtype = None if word.dtype is None else dtype_name(word.dtype)
@@ -141,7 +139,7 @@ class Operands:
         return [self.by_rank[d][rank] if k == word.sharded else self.lengths[d] for k, d in enumerate(word.dims)]
 
     def _choices(self) -> Choices:
-        """Each row that a rank sends is a token at one of the experts of all ranks."""
+        """Draws the experts of all ranks' tokens. Each row that a rank sends is a token at one expert."""
         every, drawn = len(self.parts) * EXPERTS, []
         for rows in self.parts:
             experts = torch.full((-(-rows // CHOICES) * CHOICES,), -1)
@@ -163,13 +161,13 @@ class Operands:
 
 
 def optional(program: Program) -> list[str]:
-    """The parameters of a program that may be left out, functions apart."""
+    """Returns the parameters of a program that may be left out, except functions."""
     defaults = {n: p.default for n, p in signature(program.function).parameters.items()}
     return [n for n in program.flattened if defaults[n] is None]
 
 
 def laid_out(matrix: torch.Tensor, layout: str) -> torch.Tensor:
-    """The same matrix in another place, one of `LAYOUTS`."""
+    """Returns the matrix in one of `LAYOUTS`."""
     rows, cols = matrix.shape
     match layout:
         case "columns":
@@ -186,7 +184,7 @@ def _each(change: Callable[[torch.Tensor], torch.Tensor], given: Mapping[str, An
 
 
 def _flat(results: Any) -> Iterator[torch.Tensor]:
-    """The tensors in results, of which some may be lists."""
+    """Yields the tensors in results, which may be nested lists."""
     if isinstance(results, torch.Tensor):
         yield results
     else:
@@ -195,5 +193,5 @@ def _flat(results: Any) -> Iterator[torch.Tensor]:
 
 
 def _across(results: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
-    """Results by rank become results by output."""
+    """Converts results by rank to results by output."""
     return [list(of_output) for of_output in zip(*results, strict=True)]

@@ -1,4 +1,4 @@
-"""What is measured: operators in all their forms, their inputs, and what is right."""
+"""The operators that the harness measures: their forms, inputs and right results."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ Shape = Mapping[str, int | Sequence[int]]
 Tensors = tuple[torch.Tensor, ...]
 
 UNFUSED = "unfused"
-"""The form that all others are held against."""
+"""The form that all other forms are compared with."""
 
 WORKERS = 16
-"""Workers of a rank, so few that each runs several tiles of a layer: 16 stand for the 132 SMs of a GPU,"""
+"""Workers of a rank, in place of the 132 SMs of a GPU. They are few, so that each runs several tiles of a layer."""
 
 MOVING = 2
-"""and 2 for the 16 SMs that the schedules of the library give to roles that gather, send or share."""
+"""Workers that stand for the 16 SMs that the library's schedules give to roles that gather, send or share."""
 
 TILE = (128, 256, 128)
-"""Of all matmuls, fused or not. A large k step costs the interpreter fewer operations."""
+"""The tile of all matmuls, fused or not. A large k step costs the interpreter fewer operations."""
 
 SUM_TILE = (128, 256, 512)
-"""Of those whose sums go on to other ranks: there are as many steps with 128 tokens as with 512."""
+"""The tile of matmuls whose sums go on to other ranks. 128 tokens take as many steps as 512: each step is larger."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Step:
     cut: frozenset[str]
 
     def events(self, shape: Shape, world: int, dtype: str) -> Events:
-        """What every worker of every rank does in it. Raises what is wrong with the shape or the schedule."""
+        """Returns the events of every worker of every rank. Raises errors of the shape or the schedule."""
         bound, exact = self.program.bound_at(self.schedule, world=world, sizes=_at(self.program, shape), dtypes=dtype)
         return unroll(bound, exact, sms=WORKERS)
 
@@ -65,9 +65,9 @@ Form = tuple[Step, ...]
 
 
 class Operator(ABC):
-    """An operator that can be measured. `cut`: which of its dimensions are cut over the ranks; `own`: which of them may
-    have several sizes, each a weight's. `baseline` says what its unfused form is. `layers`: projections of Llama-3-8B
-    at tensor parallel 4 by name, as a rank sees them."""
+    """An operator that can be measured. `cut`: the dimensions that are cut over the ranks; `own`: the dimensions that
+    may have one size for each weight. `baseline`: a text that describes the unfused form. `layers`: projections of
+    Llama-3-8B at tensor parallel 4 by name, in a rank's sizes."""
 
     dims: tuple[str, ...] = ("M", "N", "K")
     cut: tuple[str, ...]
@@ -77,19 +77,19 @@ class Operator(ABC):
 
     @abstractmethod
     def forms(self, shape: Shape, world: int) -> dict[str, Form]:
-        """Its forms by the name of their schedule, fitted to a shape; `UNFUSED` is the first."""
+        """Returns its forms, by the name of their schedule and fitted to a shape; `UNFUSED` is the first."""
 
     @abstractmethod
     def inputs(self, shape: Shape, world: int, dtype: torch.dtype) -> list[Tensors]:
-        """Random inputs of each rank, always the same."""
+        """Returns random inputs of each rank, the same in every call."""
 
     @abstractmethod
     def call(self, form: Form, inputs: Tensors, group: Any, shape: Shape) -> torch.Tensor:
-        """Computes it on the rank of `group`."""
+        """Computes the operator on the rank of `group`."""
 
     @abstractmethod
     def reference(self, inputs: list[Tensors], shape: Shape) -> list[torch.Tensor]:
-        """What is right for each rank: in float64, of the inputs as they are."""
+        """Returns the right result of each rank, computed in float64 from the rounded inputs."""
 
 
 class AllGatherMatmul(Operator):
@@ -127,7 +127,7 @@ class AllGatherMatmul(Operator):
         first, *second = form
         if not second:
             columns = [w.shape[1] for w in weights]
-            out = x.new_empty(sum(parts["M"]), sum(columns))  # complete when the rank is, as what is returned always is
+            out = x.new_empty(sum(parts["M"]), sum(columns))  # complete when the rank is, like every result
             outs = out.split(columns, 1)
             first.program(x, weights, outs, schedule=first.schedule, group=group, parts=parts)
             return out
@@ -140,7 +140,7 @@ class AllGatherMatmul(Operator):
 
 
 class Reduction(Operator):
-    """A row-parallel projection: each rank has a part of K, and the partial sums are added up. K is a rank's."""
+    """A row-parallel projection: each rank has a part of K, and the partial sums are added up. K: on one rank."""
 
     layers: ClassVar[Mapping[str, Shape]] = {
         "o_proj": {"M": 128, "N": 4096, "K": 1024},
@@ -208,41 +208,41 @@ class MatmulAllReduce(Reduction):
 
 
 def _fitted(program: Program, name: str, shape: Shape, world: int, **changes: dict[str, Any]) -> Step:
-    """A program in a schedule that stands beside it, with changes, in tiles that fit a shape."""
+    """Returns a program in one of its schedules, with changes, and in tiles that fit a shape."""
     schedule = program.schedule(name).changed(**changes)
     return Step(program, program.fit(schedule, world=world, **_at(program, shape)), _cut(program))
 
 
 def _random(dtype: torch.dtype) -> Callable[[int, int], torch.Tensor]:
-    """Makes random matrices, the same ones in every run."""
+    """Returns a function that makes random matrices, the same ones in every run."""
     random = torch.Generator().manual_seed(0)
     return lambda rows, cols: torch.randn(rows, cols, generator=random).to(dtype)
 
 
 def _total(inputs: list[Tensors]) -> torch.Tensor:
-    """The sum over ranks."""
+    """Returns the sum of the products over the ranks."""
     return torch.stack([x.double() @ weight.double() for x, weight in inputs]).sum(0)
 
 
 def _beside(weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Weights side by side, their columns contiguous as those of each are."""
+    """Returns the weights side by side in one matrix, with contiguous columns as in each weight."""
     return weights[0] if len(weights) == 1 else torch.cat([w.T for w in weights]).T
 
 
 def _at(program: Program, shape: Shape) -> dict[str, Any]:
-    """The sizes of the dimensions that a program has; where it neither cuts one nor has several of it, the whole."""
+    """Returns the sizes of a program's dimensions; uneven parts and several sizes are summed where it has one size."""
     whole = _cut(program) | own_dims(program.declared)
     dims = {d for t in program.recorded().tensors for d in t.dims}
     return {d: n if d in whole or isinstance(n, int) else sum(n) for d, n in shape.items() if d in dims}
 
 
 def _cut(program: Program) -> frozenset[str]:
-    """The dimensions that a program cuts over the ranks."""
+    """Returns the dimensions that a program cuts over the ranks."""
     return frozenset(t.dims[t.sharded] for t in program.recorded().tensors if t.sharded is not None)
 
 
 def _lengths(size: int | Sequence[int], world: int) -> tuple[int, ...]:
-    """The parts of the ranks of a dimension that is cut."""
+    """Returns the length of each rank's part of a dimension that is cut."""
     return even_parts(size, world) if isinstance(size, int) else tuple(size)
 
 

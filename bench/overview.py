@@ -1,5 +1,5 @@
-"""What `make bench` does without a flag: it checks every program in every schedule at a small shape on CPU ranks, and
-predicts the MLPs of the TileLink paper on eight H800s. No figure here is a measured time."""
+"""The part of `make bench` that runs without a flag. It checks every program in every schedule at a small shape on CPU
+ranks, and predicts the MLPs of the TileLink paper on eight H800s. No figure here is a measured time."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from tilelink.tools.cli.simulate import write_timeline
 CHECK = "whether results on CPU ranks are right, at a small shape; no figure"
 FORESEEN = "predicted time, which nobody measured; min and max are the interval around it"
 ROWS, N, LIST, K, TILE, WORKERS = (48, 32, 32, 16), 96, (64, 32), 64, 32, 8
-"""Of a check: rows of the ranks, which are uneven; columns, and those of two members where a program takes a list;
-depth; elements of a tile along each dimension; and workers of a rank. Most tensors have several tiles, and a rest."""
+"""Sizes of a check: uneven rows of the ranks; columns, and the columns of two list members; depth; elements of a tile
+along each dimension; and workers of a rank. Most tensors have several tiles, and a rest."""
 MACHINE, WORLD, TOKENS, DTYPE = "h800", 8, 8192, "bfloat16"
-"""What is predicted: the machine, ranks and tokens of the TileLink paper (arXiv 2503.20313)."""
+"""The machine, ranks and tokens of predictions: as in the TileLink paper (arXiv 2503.20313)."""
 BASELINE = "unfused: the product of a library, its collective, and their launches; predicted, too"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One program in one schedule."""
+    """A check of one program in one schedule."""
 
     op: str
     schedule: str
@@ -56,7 +56,7 @@ class Check:
     def run(self) -> list[Record]:
         try:
             return [self._record(**self._judged())]
-        except Exception as e:  # a race, a deadlock, a kernel that fails: the others still go on
+        except Exception as e:  # a race, a deadlock, a kernel that fails: the other checks go on
             traceback.print_exc()
             return [self._record(ok=False, rel_rms=None, error=f"{type(e).__name__}: {e}")]
 
@@ -89,8 +89,8 @@ class Check:
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer of an MLP on a machine, in all schedules that compute it. `out`: where the page of the fastest
-    goes."""
+    """A prediction of a linear layer of an MLP, in all schedules that compute it. `out`: the folder for the page of the
+    fastest."""
 
     name: str
     operator: str
@@ -136,7 +136,7 @@ class Layer:
 
 
 def _nothing() -> Record:
-    """A record of which nothing is known."""
+    """Returns a record without findings."""
     keys = ("layer", "work", "rel_rms", "limit", "error", "baseline", "logical", "median_us", "min_us", "max_us")
     return {"repeats": 0, "ok": False, **dict.fromkeys((*keys, "workers", "speedup", "bound_us"))}
 
@@ -145,12 +145,12 @@ Job = Check | Layer
 
 
 def run(job: Job) -> list[Record]:
-    """The records of a job."""
+    """Runs a job, and returns its records."""
     return job.run()
 
 
 def jobs(ops: Sequence[str] | None, worlds: Sequence[int], dtypes: Sequence[str], out: Path) -> list[Job]:
-    """Checks of these programs (of all, if none is said), and the layers that they compute. Raises UsageError,
+    """Returns checks of the programs `ops` (by default all), and the layers that they compute. Raises UsageError,
     WorldError and DtypeError."""
     known = operators()
     for op in ops or ():
@@ -166,7 +166,7 @@ def jobs(ops: Sequence[str] | None, worlds: Sequence[int], dtypes: Sequence[str]
 
 
 def layers(out: Path) -> list[Layer]:
-    """Both layers of the MLPs, as a rank of the world has them: the first gathers, the second scatters."""
+    """Returns both layers of each MLP, in a rank's sizes: the first gathers, the second scatters."""
     both = [
         (
             Layer(f"MLP-{number} up", "all_gather_linear", i // WORLD, h, out),
@@ -178,14 +178,14 @@ def layers(out: Path) -> list[Layer]:
 
 
 def text(made: Sequence[Record]) -> str:
-    """The records as tables for people."""
+    """Returns the records as text tables."""
     checks = [r for r in made if r["kind"] == "measured"]
     foreseen = [r for r in made if r["kind"] == "predicted"]
     return "\n".join([*([_checked(checks)] if checks else []), *([_foreseen(foreseen)] if foreseen else [])])
 
 
 def _checked(made: Sequence[Record]) -> str:
-    """A row for each program, world and dtype."""
+    """Returns the table of checks, with a row for each program, world and dtype."""
     right = sum(r["ok"] for r in made)
     rows = [["program", "on", "shape", "schedules that are right", "relative RMS, worst"]]
     wrong = []
@@ -203,7 +203,7 @@ def _checked(made: Sequence[Record]) -> str:
 
 
 def _meaning(made: Sequence[Record]) -> str:
-    """What the sizes of the table mean, and what is right."""
+    """Returns a note on the sizes in the table, and on the limits of right results."""
     lists = any(f"N={'+'.join(map(str, LIST))}" in r["shape"] for r in made)
     of_lists = f", N={'+'.join(map(str, LIST))} the columns of two weights" if lists else ""
     limits = sorted({r["limit"] for r in made if r["limit"] is not None})
@@ -213,7 +213,7 @@ def _meaning(made: Sequence[Record]) -> str:
 
 
 def _foreseen(made: Sequence[Record]) -> str:
-    """A row for each layer and schedule."""
+    """Returns the table of predictions, with a row for each layer and schedule."""
     rows = [["layer", "unfused us", "bound us", "program, schedule", "predicted us", "times as fast as unfused"]]
     for name, group in groupby(made, key=lambda r: r["layer"]):
         of = list(group)
@@ -239,7 +239,7 @@ def _foreseen(made: Sequence[Record]) -> str:
 
 
 def said(records: list[Record]) -> str:
-    """A job that is done, in a line."""
+    """Returns a line of text on a job that is done."""
     first = records[0]
     if first["kind"] == "measured":
         return f"{first['op']}, {first['schedule']}: {'right' if first['ok'] else 'WRONG'}"

@@ -1,4 +1,4 @@
-"""Timelines of a run: which tile ran when on which worker, and what waited for what."""
+"""Draws timelines of a run: when each tile ran, on which worker, and what it waited for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilelink.runtime.trace import align, timeline
 
 
 def draw(case: Case, operations: Sequence[Operation]) -> tuple[str, ...]:
-    """Writes the timeline of a run, as a trace for ui.perfetto.dev, as a page and as a PNG; returns the files."""
+    """Writes the timeline of a run as a trace for ui.perfetto.dev, as a page and as a PNG. Returns the files."""
     whole = timeline_of(case, operations)
     trace, page, picture = (case.out / f"{case.name}.{ending}" for ending in ("perfetto.json", "html", "png"))
     write_perfetto(whole, trace)
@@ -29,7 +29,7 @@ def draw(case: Case, operations: Sequence[Operation]) -> tuple[str, ...]:
 
 
 def timeline_of(case: Case, operations: Sequence[Operation]) -> Timeline:
-    """The timeline of all programs of a run. Raises TraceMismatchError where a kernel departs from its program."""
+    """Returns the timeline of all programs of a run. Raises TraceMismatchError if a kernel departs from its program."""
     spans: list[Span] = []
     agents = None
     transfers: list[Transfer] = []

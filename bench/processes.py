@@ -1,4 +1,4 @@
-"""Jobs side by side: a process runs one at a time, the costly ones first."""
+"""Runs jobs in parallel: each process runs one job at a time, and costly jobs begin first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 def measure_all(cases: Sequence[Case], processes: int) -> list[Measured]:
-    """What came of each case, in the order of the cases."""
+    """Measures the cases; returns the results in the order of the cases."""
 
     def said(made: Measured) -> str:
         return f"{made.case.name}: {'right' if made.ok else 'WRONG'}"
@@ -29,8 +29,8 @@ def measure_all(cases: Sequence[Case], processes: int) -> list[Measured]:
 def run_all(
     run: Callable[[J], R], jobs: Sequence[J], processes: int, *, cost: Callable[[J], float], said: Callable[[R], str]
 ) -> list[R]:
-    """What `run` makes of each job, in their order; one process is this one. Each that is done is `said` on stderr,
-    with the time left, which is reckoned from what the jobs cost."""
+    """Returns `run(job)` for each job, in their order. With one process, jobs run in this process. Prints `said` of
+    each finished job to stderr, with the time left, estimated from the `cost` of the other jobs."""
     began, whole, done = time.perf_counter(), sum(map(cost, jobs)), 0.0
     found: dict[int, R] = {}
     for k, result in _finished(run, jobs, min(processes, len(jobs)), cost):

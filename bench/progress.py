@@ -1,4 +1,4 @@
-"""What is going on, on stderr: lines from all processes, with the time since the command began."""
+"""Progress on stderr: lines from all processes, with the time since the command began."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results as JSON lines: one for each figure of a case, which says what it is."""
+"""Results as JSON lines, one for each figure of a case; `what` says what the figure is."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ UNIT = "memory operations"
 
 
 def records(measured: Sequence[Measured], command: str) -> list[Record]:
-    """Two records a case: its logical makespan, and the wall time of the interpreter. Of a wrong result there is no
-    figure. `logical` holds the makespan, as it is no time, and the ratio of the unfused form's to it."""
+    """Returns two records a case: its logical makespan, and the wall time of the interpreter. A wrong result has no
+    figures. The makespan is no time, so it is in `logical`, with the ratio of the unfused form's makespan to it."""
     baselines = {_group(m): m for m in measured if m.case.schedule == UNFUSED and m.ok}
     made = []
     for m in measured:
@@ -38,12 +38,12 @@ def records(measured: Sequence[Measured], command: str) -> list[Record]:
 
 
 def about(command: str) -> Record:
-    """What every record says of the run that it is of."""
+    """Returns the part of a record that describes the run."""
     return {"versions": versions(), "machine": machine(), "command": command}
 
 
 def _group(m: Measured) -> tuple[Any, ...]:
-    """What forms have in common that can be held against each other."""
+    """Returns a key that is the same for forms that are compared with each other."""
     return m.case.op, m.case.shape, m.case.dtype, m.case.world
 
 
@@ -85,7 +85,7 @@ def write(made: Sequence[Record], folder: Path) -> Path:
 
 
 def read(path: Path) -> list[Record]:
-    """The records of a file, or of the results in a folder. Raises OSError, or ValueError for what is none."""
+    """Returns the records of a file, or of the results in a folder. Raises OSError, and ValueError for other lines."""
     path = path / RESULTS if path.is_dir() else path
     found = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -98,7 +98,7 @@ def read(path: Path) -> list[Record]:
 
 @cache
 def versions() -> dict[str, str | None]:
-    """Of all that decides what is measured; of TileLink itself the commit."""
+    """Returns the versions of everything that affects measurements; for TileLink also the commit."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for name in ("torch", "triton", "numpy", "tilelink"):
         try:
@@ -116,7 +116,7 @@ def versions() -> dict[str, str | None]:
 
 @cache
 def machine() -> dict[str, Any]:
-    """The processor, and how many cores of it this process may use."""
+    """Returns the name of the processor, and how many cores this process may use."""
     try:
         info = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next(line.partition(":")[2].strip() for line in info if line.startswith("model name"))
@@ -126,5 +126,5 @@ def machine() -> dict[str, Any]:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Returns how many cores this process may use."""
     return len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""What is right of each program of the library: from what all ranks give, in float64."""
+"""References: the right results of each program of the library, in float64, from the inputs of all ranks."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from tilelink.kernels.reduce_scatter import reduce_scatter
 from tilelink.programs.program import Program
 
 Rank = Mapping[str, Any]
-"""What a rank gives or gets: tensors by parameter, or lists of them; what is left out is not there."""
+"""The inputs or results of a rank: tensors or lists of tensors, by parameter, without parameters that are left out."""
 Reference = Callable[[Sequence[Rank], Any], list[dict[str, Any]]]
-"""All results of each rank, also those that nobody asked for, from what all ranks give and how many rows of M each has
-of a tensor that is cut; or, where rows are routed, how many go where, a `Routing`."""
+"""A function that returns all results of each rank, optional ones, too. It takes the inputs of all ranks, and how many
+rows of M each rank has of a tensor that is cut, or the `Routing` of rows."""
 
 
 def _together(ranks: Sequence[Rank], name: str) -> torch.Tensor:
@@ -93,12 +93,12 @@ def _sum_of_products(ranks: Sequence[Rank]) -> torch.Tensor:
 
 
 def _scatter(total: Callable[[Sequence[Rank]], torch.Tensor]) -> Reference:
-    """Each rank gets its rows of the sum over the ranks."""
+    """Returns a reference by which each rank gets its rows of the sum over the ranks."""
     return lambda ranks, parts: [{"out": mine} for mine in total(ranks).split(list(parts))]
 
 
 def _reduce(total: Callable[[Sequence[Rank]], torch.Tensor]) -> Reference:
-    """Each rank gets the sum over the ranks."""
+    """Returns a reference by which each rank gets the sum over the ranks."""
     return lambda ranks, parts: [{"out": total(ranks)} for _ in ranks]
 
 
@@ -109,26 +109,26 @@ def _dispatch_matmul(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, 
 
 
 def _sent(ranks: Sequence[Rank], routing: Routing) -> list[list[torch.Tensor]]:
-    """The rows that each rank sends, by expert of all ranks."""
+    """Returns the rows that each rank sends, by expert of all ranks."""
     of_ranks = (routing.array[:, source].tolist() for source in range(len(ranks)))
     return [list(_picked(r["x"], r["order"][: sum(of)]).split(of)) for r, of in zip(ranks, of_ranks, strict=True)]
 
 
 def _picked(rows: torch.Tensor, integers: torch.Tensor) -> torch.Tensor:
-    """The rows that integers say, zeros for -1."""
+    """Returns the rows that integers pick, zeros for -1."""
     some = integers.long()
     return torch.where(some[..., None] >= 0, torch.cat([rows, rows.new_zeros(1, rows.shape[1])])[some], 0)
 
 
 def _summed(ranks: Sequence[Rank], back: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
-    """The sums of what came back, and what came back."""
+    """Returns the weighted sums of the rows that came back, and these rows."""
     weights = (r["weights"] if "weights" in r else torch.ones(r["place"].shape) for r in ranks)
     each = zip(ranks, back, weights, strict=True)
     return [{"out": (w[..., None] * _picked(rows, r["place"])).sum(1), "kept": rows} for r, rows, w in each]
 
 
 def _gather_grouped(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
-    """Rows of the experts of a rank, each of them the token of its source that `token` says."""
+    """Returns results for the rows of a rank's experts; `token` names the token of each row on its source."""
     made = []
     for r, of_rank in zip(ranks, routing.array.reshape(len(ranks), -1, len(ranks)), strict=True):
         tokens = r["token"][: of_rank.sum()].split(of_rank.reshape(-1).tolist())
@@ -138,12 +138,12 @@ def _gather_grouped(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, A
 
 
 def _of_experts(rows: torch.Tensor, weight: torch.Tensor, lengths: Sequence[int]) -> dict[str, Any]:
-    """The products of rows, so many of each expert, and the rows."""
+    """Returns the products of rows, and the rows; `lengths`: rows of each expert."""
     return {"out": torch.cat([x @ w for x, w in zip(rows.split(lengths), weight, strict=True)]), "gathered": rows}
 
 
 def _grouped_scatter(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
-    """Of each token the sum over the ranks of its rows there, which `at` says."""
+    """Returns for each token the sum over the ranks of its rows there; `at` names the rows."""
     total: Any = 0
     for r, of_rank in zip(ranks, routing.array.reshape(len(ranks), -1, len(ranks)), strict=True):
         lengths = of_rank.sum(1).tolist()
@@ -154,7 +154,7 @@ def _grouped_scatter(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, 
 
 
 def _by_home(routing: Routing, of: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-    """The rows of each home, by expert and source, of those by source and expert."""
+    """Returns the rows of each home, by expert and source. `of`: rows by source and expert."""
     world, experts = len(of), len(of[0]) // len(of)
     return [torch.cat([of[s][e] for e in range(h * experts, (h + 1) * experts) for s in range(world)])
             for h in range(world)]  # fmt: skip
@@ -165,7 +165,7 @@ def _dispatch(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
 
 
 def _by_source(routing: Routing, of: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The rows that come back to each source, of those of each home by expert and source."""
+    """Returns the rows that come back to each source. `of`: rows of each home, by expert and source."""
     lengths = routing.array.reshape(len(of), -1).tolist()
     got = [piece for mine, pieces in zip(of, lengths, strict=True) for piece in mine.split(pieces)]
     return [torch.cat(got[source :: len(of)]) for source in range(len(of))]
@@ -192,7 +192,7 @@ def _mixture_of_experts(ranks: Sequence[Rank], routing: Routing) -> list[dict[st
 
 
 def _by_expert(rows: torch.Tensor, rank: int, world: int, routing: Routing) -> list[torch.Tensor]:
-    """The rows of a home by its experts."""
+    """Returns the rows of a home, by its experts."""
     return list(rows.split(routing.array.sum(1).reshape(world, -1)[rank].tolist()))
 
 
@@ -259,12 +259,12 @@ REFERENCES: dict[Program, Reference] = {
     mixture_of_experts: _mixture_of_experts,
     reduce_scatter: _scatter(_sum),
 }
-"""What is right of each program."""
+"""The reference of each program."""
 ONE_BIAS = (
     matmul_all_reduce, matmul_fabric_all_reduce, matmul_one_shot_all_reduce, matmul_reduce_scatter,
     matmul_ring_reduce_scatter,
 )  # fmt: skip
-"""A bias is added to the sum over the ranks, once, so it has to be the same on all of them."""
+"""Programs that add a bias once, to the sum over the ranks: all ranks must have the same bias."""
 ROUNDED = {all_gather_gated_matmul: 1.0, mixture_of_experts: 1.25}
-"""Of whole numbers these don't make whole ones: held to a limit of the relative RMS instead, so many times that of
-others. A layer rounds what its first product made, what its second one made, and sums of that."""
+"""Programs whose results of whole numbers are not whole. Their relative RMS has a limit instead: this factor times the
+usual limit. A layer rounds the results of its first product, of its second product, and sums of these."""

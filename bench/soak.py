@@ -1,8 +1,8 @@
 """Random calls of all programs of the library, several in a row on one lane, until the time is up.
 
-Schedules, tiles, shapes, uneven and empty parts, dtypes, layouts, slots and worlds are drawn, each case from its seed;
-every result is held against float64. Cases run on virtual ranks of the GPU where there is one, else on CPU ranks, where
-who runs next is drawn, too, and races, deadlocks and accesses out of bounds are looked for. Exit code 1 for a finding.
+Each case draws from its seed: schedules, tiles, shapes, uneven and empty parts, dtypes, layouts, slots and the world.
+Every result is compared with float64. Cases run on virtual ranks of a GPU, if there is one. Otherwise they run on CPU
+ranks in a drawn order, and are searched for races, deadlocks and accesses out of bounds. Exit code 1 for a finding.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from tilelink.tools.cli.command import Answer, UsageError
 SECONDS = 240.0
 OUT, RECORD = Path("bench/out"), "soak.json"
 MOST = 10
-"""Findings after which a soak ends: one mistake makes many."""
+"""The number of findings after which a soak ends: one mistake makes many findings."""
 ON_ONE_GPU = 4
-"""Ranks that share a GPU, at most: each takes its part of the SMs, and queues of the device."""
+"""The most ranks that share a GPU: each takes a part of the SMs, and queues of the device."""
 QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-"""Each virtual rank needs a queue of its own on the device, beside those of torch."""
+"""Environment of CUDA: each virtual rank needs its own queue on the device, in addition to torch's queues."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What came of the lane of a seed. `programs`: of its calls, in order. `error`: what is wrong, "" if nothing."""
+    """The result of the lane of a seed. `programs`: of its calls, in order. `error`: "" if nothing is wrong."""
 
     seed: int
     world: int
@@ -57,7 +57,7 @@ class Case:
 
 @cache
 def place() -> Place:
-    """Where the cases of this process run."""
+    """Returns where the cases of this process run."""
     return gpu() if torch.cuda.is_available() else dry()
 
 
@@ -74,7 +74,7 @@ def run(seed: int) -> Case:
 
 
 def soak(seeds: Iterator[int], seconds: float, jobs: int) -> Iterator[Case]:
-    """Runs cases, as many at a time as there are jobs, and begins none when the time is up."""
+    """Runs cases, `jobs` at a time, and begins none after `seconds`."""
     until = time.monotonic() + seconds
     if jobs == 1:
         while time.monotonic() < until:
@@ -87,8 +87,8 @@ def soak(seeds: Iterator[int], seconds: float, jobs: int) -> Iterator[Case]:
                 seed = running.pop(ended)
                 try:
                     yield ended.result()
-                except BrokenProcessPool as e:  # of all that ran, nobody knows which it was
-                    yield Case(seed, world_of(seed), (), f"its process, or one beside it, has died: {e}", 0.0)
+                except BrokenProcessPool as e:  # any of the running cases may be the one that died
+                    yield Case(seed, world_of(seed), (), f"its process, or that of another case, has died: {e}", 0.0)
                     until = 0.0
                 if time.monotonic() < until:
                     new = next(seeds)
@@ -96,7 +96,7 @@ def soak(seeds: Iterator[int], seconds: float, jobs: int) -> Iterator[Case]:
 
 
 def experts(first: int, seconds: float) -> list[Case]:
-    """Cases of layers of experts, which go through the operators on processes."""
+    """Runs cases of layers of experts: operators on several processes."""
     began = time.perf_counter()
     found = soaked(first, seconds)
     each = (time.perf_counter() - began) / len(found)
@@ -106,7 +106,7 @@ def experts(first: int, seconds: float) -> list[Case]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line, given without the program's name; returns its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    os.environ.update(QUEUES | os.environ)  # before anything of CUDA is begun
+    os.environ.update(QUEUES | os.environ)  # before CUDA starts
     try:
         answer = _answer(_parser().parse_args(argv), join(["python", "-m", "bench.soak", *argv]))
     except Exception as e:
@@ -139,7 +139,7 @@ def _answer(args: argparse.Namespace, command: str) -> Answer:
 
 
 def _said(done: Sequence[Case], args: argparse.Namespace, command: str) -> Answer:
-    """What came of the cases; it is written down, too."""
+    """Writes the record of the cases to a file, and returns it as an answer."""
     wrong = [case for case in done if case.error]
     calls = Counter(name for case in done for name in case.programs)
     record: dict[str, Any] = {

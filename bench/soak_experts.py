@@ -1,8 +1,8 @@
 """Random layers of experts through the operators, on gloo processes of this machine, until the time is up.
 
-Tokens of each rank, top, experts, where experts are and their copies, capacity, slices, plan, dtype and backend are
-drawn, each case from its seed; results and gradients are held against all experts in one place in float64, and a
-routing that has no room has to be an error.
+Each case draws from its seed: the tokens of each rank, top, experts, their places and copies, capacity, slices, plan,
+dtype and backend. Results and gradients are compared with all experts on one rank in float64. A routing without room
+must raise CapacityError.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tilelink.ops.mixture_of_experts import PLANS
 
 RANKS = 4
 PATIENCE = timedelta(seconds=120)
-"""That a process waits for the others: then it is a finding that one does not come."""
+"""How long a process waits for the others. If one is not there by then, that is a finding."""
 LANE: dict[str, Any] = {"heap_bytes": 1 << 20, "signal_bytes": 16 << 10, "sms": 40}
 NAMES = "x", "topk_weights", "gate_up", "down"
 
@@ -38,7 +38,7 @@ NAMES = "x", "topk_weights", "gate_up", "down"
 @dataclass(frozen=True)
 class Layer:
     """A call of every rank with its gradients. `experts`: places of a rank; `capacity`: rows, None for all;
-    `placement`: the expert at each place of all ranks, -1 for none, or None where each place has one of its own."""
+    `placement`: the expert at each place of all ranks, -1 for none; None if each place has another expert."""
 
     seed: int
     tokens: tuple[int, ...]
@@ -60,11 +60,11 @@ class Layer:
 
     @property
     def every(self) -> int:
-        """Experts of all ranks, as tokens name them."""
+        """The number of experts that tokens can name."""
         return self.experts * self.world // self.slices if self.placement is None else max(self.placement) + 1
 
     def places(self, rank: int, topk_idx: torch.Tensor) -> torch.Tensor:
-        """Where the experts are that tokens of a rank name: they take turns at copies."""
+        """Returns the places of the experts that a rank's tokens name. Tokens take turns at copies."""
         if self.placement is None:
             return topk_idx
         numbered = list(enumerate(self.placement))[::-1]
@@ -76,7 +76,7 @@ class Layer:
         return found
 
     def operands(self) -> list[dict[str, torch.Tensor]]:
-        """Of each rank, in the dtype."""
+        """Returns the operands of each rank, in the dtype."""
         made, kind = [], getattr(torch, self.dtype)
         for rank, tokens in enumerate(self.tokens):
             drawn = torch.Generator().manual_seed(1000 * self.seed + rank)
@@ -90,13 +90,13 @@ class Layer:
         return made
 
     def rows(self, ranks: Sequence[dict[str, torch.Tensor]]) -> int:
-        """The most rows that come to a rank."""
+        """Returns the most rows that come to a rank."""
         chosen = torch.cat([self.places(rank, r["topk_idx"]).flatten() for rank, r in enumerate(ranks)])
         of_parts = chosen[chosen >= 0] // self.experts
         return int(torch.bincount(of_parts, minlength=1).max()) if len(of_parts) else 0
 
     def right(self, ranks: Sequence[dict[str, torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """Results and gradients of every rank."""
+        """Returns the right results and gradients of every rank."""
         leaves = [{n: r[n].double().requires_grad_() for n in NAMES} for r in ranks]
         outs = []
         for rank, (given, r) in enumerate(zip(leaves, ranks, strict=True)):
@@ -112,8 +112,8 @@ class Layer:
         return [[out.detach(), *(_grad(given[n]) for n in NAMES)] for out, given in zip(outs, leaves, strict=True)]
 
     def terms_of_weights(self, ranks: Sequence[dict[str, torch.Tensor]], rank: int) -> torch.Tensor:
-        """Of each choice of a rank, the magnitudes of what its weight's gradient adds up: what is left of that sum may
-        be little, and rounding goes with its terms."""
+        """Returns for each choice of a rank the summed magnitudes of the terms in its weight's gradient. The gradient
+        itself may be much smaller than its terms, and rounding errors go with the terms."""
         r = {n: t.double() if n in NAMES else t for n, t in ranks[rank].items()}
         chosen, found = self.places(rank, r["topk_idx"]), torch.zeros_like(r["topk_weights"])
         for place in range(self.experts * self.world):
@@ -124,7 +124,7 @@ class Layer:
         return found
 
     def wrong(self, rank: int, group: dist.ProcessGroup) -> str:
-        """What is wrong on a rank, in words, or ""."""
+        """Returns what is wrong on a rank, or ""."""
         ranks = self.operands()
         given = {n: t.requires_grad_() if n in NAMES else t for n, t in ranks[rank].items()}
         tensors = [given[n] for n in ("x", "topk_idx", "topk_weights", "gate_up", "down")]
@@ -152,7 +152,7 @@ class Layer:
 
 
 def layer(seed: int) -> Layer:
-    """The layer of a seed."""
+    """Returns the layer of a seed."""
     dice = random.Random(seed)
     world = dice.choice([1, 2, 3, 4])
     slices = dice.choice([n for n in (1, 1, 2, world) if world % n == 0])
@@ -161,7 +161,7 @@ def layer(seed: int) -> Layer:
     placement = _placement(dice, experts * world) if slices == 1 and dice.random() < 0.4 else None
     top = dice.randint(1, min(4, experts * world // slices if placement is None else max(placement) + 1))
     backend = dice.choice(["torch", "torch", "interpret"])
-    whole = slices != world  # then no plan may send all tokens to all ranks
+    whole = slices != world  # no plan may then send all tokens to all ranks
     known = [p for p in PLANS if not (whole and p.endswith((":engine", ":multicast")))]
     plan = dice.choice([None, *known] if backend == "interpret" else [None, None, "once"])
     dtype, width = dice.choice(list(LIMITS)), dice.choice([16, 24, 40])
@@ -171,7 +171,7 @@ def layer(seed: int) -> Layer:
 
 
 def _placement(dice: random.Random, places: int) -> tuple[int, ...]:
-    """The expert at each place: each expert at one or more, some places without."""
+    """Draws the expert at each place: each expert has one place or more, and some places have no expert."""
     every = dice.randint(1, places)
     more = [dice.choice([-1, dice.randrange(every)]) for _ in range(places - every)]
     found = [*range(every), *more]
@@ -180,7 +180,7 @@ def _placement(dice: random.Random, places: int) -> tuple[int, ...]:
 
 
 def soaked(first: int, seconds: float) -> list[tuple[int, str]]:
-    """Seeds of all cases, and what is wrong with each, "" for nothing; a finding is the last. Raises as spawn does."""
+    """Runs cases; returns their seeds, and what is wrong with each, or "". Stops at a finding. Raises as spawn does."""
     with tempfile.TemporaryDirectory() as folder:
         spawn(_serve, (folder, first, seconds), RANKS)
         found: list[tuple[int, str]] = torch.load(Path(folder) / "found")
@@ -188,7 +188,7 @@ def soaked(first: int, seconds: float) -> list[tuple[int, str]]:
 
 
 def _serve(rank: int, folder: str, first: int, seconds: float) -> None:
-    """What each process does."""
+    """Runs the cases in one process of the group."""
     torch.set_num_threads(1)
     store = FileStore(f"{folder}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=PATIENCE)

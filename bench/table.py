@@ -1,4 +1,4 @@
-"""Results as a table for people, which says what each figure is."""
+"""Results as a text table, with notes that say what each figure is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OF_RING = (
 
 
 def table(made: Sequence[Record]) -> str:
-    """The records of a run of the harness; two of them, one a figure, make a row."""
+    """Returns the records of a run of the harness as tables. Two records, one a figure, make a row."""
     sections = []
     for _, group in groupby(made, key=lambda r: (r["op"], r["dtype"], r["world"])):
         sections.append(_section(list(group)))
@@ -73,12 +73,12 @@ def _cells(logical: Record, wall: Record) -> list[str]:
 
 
 def wrapped(note: str) -> str:
-    """A note in lines of a page."""
+    """Returns a note, wrapped to lines."""
     return fill(note, 118, subsequent_indent="    " if note.startswith("[") else "", break_long_words=False)
 
 
 def aligned(rows: list[list[str]]) -> str:
-    """Columns two spaces apart, a rule under the first row."""
+    """Returns rows as text: columns two spaces apart, and a rule under the first row."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rows = [rows[0], ["-" * w for w in widths], *rows[1:]]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,1 +1,1 @@
-"""Validation of the performance model: what was published beside what is predicted (`python -m bench.validation`)."""
+"""Validation of the performance model: compares published with predicted times (`python -m bench.validation`)."""

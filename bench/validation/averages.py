@@ -1,4 +1,4 @@
-"""Averages over shapes, of which the single numbers were not published: predicted with nothing fitted."""
+"""Averages over shapes whose single numbers were not published. They are predicted with nothing fitted."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PUBLISHED = {"AG+GEMM": 1.27, "GEMM+RS": 1.25, "MLP": 1.24}
 
 
 def averages() -> dict[str, float]:
-    """The predicted mean speed-ups: all-gather and scatter by copy engine (the paper's scatter is a ring on SMs), and
-    both after each other, without what is between them."""
+    """Returns the predicted mean speed-ups: of all-gather and of scatter by copy engine (the paper's scatter is a ring
+    on SMs), and of both in a row, without the work between them."""
     ups: dict[str, list[float]] = {name: [] for name in PUBLISHED}
     for h, i in SHAPES:
         took = [_times(AG, i // 8, h, GATHER), _times(RS, h, i // 8, ENGINE)]
@@ -26,7 +26,7 @@ def averages() -> dict[str, float]:
 
 
 def _times(operator: str, n: int, k: int, form: str) -> tuple[float, float]:
-    """Microseconds unfused and fused."""
+    """Returns microseconds unfused and fused."""
     row = Row(operator, 8192, n, k, (Published("TileLink", form, 1.0),))
     case = Case(Source("TileLink", "", "h800", 8, (row,), ()), row, row.published[0])
     parameters = defaults(case.source)

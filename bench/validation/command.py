@@ -1,6 +1,6 @@
 """The command `python -m bench.validation [--fit]`: writes docs/validation.md.
 
-With --fit, the parameters are fitted anew first; without, they are those of the last fit.
+With --fit, the command fits the parameters anew first. Without it, the command takes the parameters of the last fit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Fits = dict[str, dict[str, dict[str, float]]]
 
 
 def fit_source(number: int) -> dict[str, dict[str, float]]:
-    """The fitted parameters of a source, by model."""
+    """Fits the parameters of a source; returns them by model."""
     source = SOURCES[number]
     found = {}
     for model in MODELS:
@@ -50,7 +50,7 @@ def predict_source(number: int, fits: Fits) -> Outcome:
 
 
 def read() -> Fits:
-    """The parameters as they were fitted last."""
+    """Returns the parameters of the last fit."""
     return tomllib.loads(FITTED.read_text())
 
 

@@ -1,4 +1,4 @@
-"""What `tilelink plan` itself decides for published rows: its own schedules, on machines as they are described."""
+"""Decisions of `tilelink plan` for published rows: with its own schedules, on machines as described."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tilelink.plans import MARGIN, choose
 
 @dataclass(frozen=True)
 class Decision:
-    """A published fused row with an unfused one beside it. `published` and `predicted`: how many times as fast as
-    unfused, the latter the fastest fused form of `tilelink plan`, which is `form`."""
+    """A published fused row with its unfused row. `published` and `predicted`: how many times as fast as unfused;
+    `form`: the fastest fused form of `tilelink plan`, which is predicted."""
 
     source: str
     row: str
@@ -24,12 +24,12 @@ class Decision:
     form: str
 
     def fused(self, margin: float = MARGIN) -> bool:
-        """Whether `tilelink plan` fuses, by this margin."""
+        """Whether `tilelink plan` fuses with this margin."""
         return self.predicted >= 1 + margin
 
 
 def decisions(source: Source) -> tuple[Decision, ...]:
-    """Of all fused rows of a source whose unfused form was published, too, or that are speed-ups."""
+    """Returns the decisions for all fused rows of a source that are speed-ups or have a published unfused time."""
     unfused = {id(c.row): c.published.value for c in cases(source) if c.published.form is None}
     found = []
     for case in cases(source):
@@ -47,12 +47,12 @@ def decisions(source: Source) -> tuple[Decision, ...]:
 
 
 def gained(made: Sequence[Decision], margin: float = MARGIN) -> float:
-    """How many times as fast as unfused it is to take what is decided, the geometric mean."""
+    """Returns how many times as fast as unfused the decisions are (geometric mean)."""
     return math.exp(sum(math.log(d.published) for d in made if d.fused(margin)) / len(made))
 
 
 def counted(made: Sequence[Decision], margin: float = MARGIN) -> tuple[int, int, int]:
-    """How many are fused; how many of them were slower than unfused; how many are not fused and were faster."""
+    """Returns how many rows are fused, how many of these were slower than unfused, and how many others were faster."""
     fused = [d for d in made if d.fused(margin)]
     missed = sum(not d.fused(margin) and d.published > 1 for d in made)
     return len(fused), sum(d.published < 1 for d in fused), missed

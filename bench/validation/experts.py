@@ -1,4 +1,4 @@
-"""Published times of layers of experts beside our programs' predictions. No parameter is fitted."""
+"""Compares published times of layers of experts with predictions of our programs. No parameter is fitted."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tilelink.programs.program import Program
 
 RANKS = 8
 OURS, ITS = "as we ship it", "as its source is built"
-"""Of DeepEP: our schedule on as many SMs, which load rows from peers; and half of the SMs at the rate of stores to
-peers, as half of DeepEP's send and the others receive (csrc/kernels/intranode.cu)."""
+"""Predictions for DeepEP: our schedule on as many SMs, which load rows from peers; and half of the SMs at the rate of
+stores to peers, since half of DeepEP's SMs send and the others receive (csrc/kernels/intranode.cu)."""
 BF16, FLOAT8, BOUND = "our programs, bfloat16", "our programs, float8", "bound"
 ONE, ONCE, FEW = "our one kernel, bfloat16", "ours, a token once, bfloat16", "our programs for few rows"
 PLANNED = "our planner"
@@ -32,7 +32,7 @@ PLANNED = "our planner"
 
 @dataclass(frozen=True)
 class Beside:
-    """A published time and predictions by name, in microseconds. `part`: what of the layer is measured."""
+    """A published time and predictions by name, in microseconds. `part`: the part of the layer that is measured."""
 
     part: str
     row: str
@@ -46,7 +46,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of one source; `note` says what is predicted and what that leaves out."""
+    """Rows of one source. `note` says what is predicted, and what the prediction leaves out."""
 
     name: str
     where: str
@@ -55,7 +55,7 @@ class Table:
 
 
 def tables() -> Iterator[Table]:
-    """All of them, predicted now."""
+    """Yields all tables, with predictions made now."""
     for name in ("h100", "b200"):
         yield _deep_ep(name)
         yield _low_latency(name)
@@ -100,14 +100,14 @@ def _deep_ep(name: str) -> Table:
 
 
 def _once(tokens: int) -> list[list[int]]:
-    """Rows of each rank from each rank: the tokens of which at least one of the choices is there."""
+    """Returns the rows of each rank from each rank: the number of tokens with at least one choice on the rank."""
     there = 1 - comb(EXPERTS - EXPERTS // RANKS, TOP) / comb(EXPERTS, TOP)
     return [[round(tokens * there)] * RANKS] * RANKS
 
 
 def _dispatched(on: Machine, tokens: int, sms: int, form: str) -> float:
     movers = sms if form == OURS else sms // 2
-    halves = (WIDTH + 4 * WIDTH // 128) // 2  # float8 rows and a float32 factor for 128, as so many float16
+    halves = (WIDTH + 4 * WIDTH // 128) // 2  # in float16: float8 rows, and a float32 factor for 128
     return _took(dispatch, f"pull,dispatch_rows.count={movers}", on, tokens, _once(tokens), K=halves)
 
 
@@ -117,14 +117,15 @@ def _combined(on: Machine, tokens: int, sms: int, form: str) -> float:
 
 
 def _pushing(on: Machine) -> Machine:
-    """The machine, where loads from peers are as fast as stores to them: our schedules then take what pushes take."""
+    """Returns the machine with loads from peers as fast as stores to them: our schedules then take as long as pushes.
+    """
     return on.changed(**{"agents.load_store.pull": on.agent("load_store").push})
 
 
 def _took(
     program: Program, schedule: str, on: Machine, tokens: int, routed: Any, experts: int = 1, **sizes: int
 ) -> float:
-    """Microseconds of a program. The structure shows that it is safe, so no events are checked."""
+    """Returns microseconds of a program. Its structure shows that it is safe, so no events are checked."""
     given: dict[str, Any] = {"tokens": RANKS * tokens, "routed": routed, "experts": experts, **sizes}
     bound = program.bound_at(schedule, world=RANKS, sizes=given, dtypes="float16", per_node=on.nodes_of(RANKS))
     return float(predict(steps_of(*bound, on, {}), on, {}).makespan_us)
@@ -208,7 +209,7 @@ def _flux() -> Table:
 
 
 def _once_a_token(experts: Experts, on: Machine, tokens: int) -> float:
-    """Microseconds of a product by the fastest schedule that sends a token once to a rank."""
+    """Returns microseconds of a product, by the fastest schedule that sends a token once to a rank."""
     program = OF_TOKENS.first if experts.name == GATE_UP else OF_TOKENS.second
     form = Tokens(on, "bfloat16", tokens).forms(experts, experts.shape, plans_of(OF_TOKENS, program)).fastest
     assert form is not None and form.us is not None
@@ -240,7 +241,7 @@ def _division_points() -> Table:
 
 
 def _reached(top: int, groups: int) -> float:
-    """Of all tokens, how many have an expert in one of so many groups of ranks."""
+    """Returns the share of tokens that have an expert in a group of ranks, for `groups` groups."""
     return 1 - (1 - 1 / groups) ** top
 
 

@@ -1,4 +1,4 @@
-"""Fitting: few parameters of a source, to the rows of it that are for fitting; the others are not looked at."""
+"""Fits a few parameters of a source to its rows for fitting. It never uses the other rows."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BOUNDS = {
     "fixed": (0.3, 50),
     "host": (1, 200),
 }
-"""Of each parameter, as shares of what the machine description says: what is physically thinkable. Rates above
-the description's are those of other power limits."""
+"""The physically possible range of each parameter, as shares of its value in the machine description. Other power
+limits can give rates above the description's."""
 
 
 def cases(source: Source, judging: bool | None = None) -> Iterator[Case]:
@@ -32,8 +32,8 @@ def cases(source: Source, judging: bool | None = None) -> Iterator[Case]:
 
 
 def fit(model: str, source: Source) -> dict[str, float]:
-    """All parameters of a source, the fitted ones set so that the squared logarithms of predicted / published are
-    least over the rows for fitting."""
+    """Returns all parameters of a source. The fitted ones minimise the squared logarithms of predicted / published over
+    the rows for fitting."""
     start = to_fit(source)
     known = list(cases(source, judging=False))
     found = dict(start)
@@ -58,8 +58,8 @@ def _loss(model: str, of: list[Case], parameters: Parameters) -> float:
 def _best(
     names: list[str], found: dict[str, float], start: dict[str, float], loss: Callable[[Parameters], float]
 ) -> dict[str, float]:
-    """A descent from the best of several beginnings, since what bounds a run changes with rates of links, and a floor
-    is not felt below what it bounds."""
+    """Descends from the best of several starts: with other link rates another resource bounds a run, and a lower bound
+    on the time has no effect until it is reached."""
     links = [n for n in names if n.startswith("link:")]
     begins = [found | {n: start[n] * share for n in links} for share in (LINKS if links else (1.0,))]
     if "host" in names:
@@ -70,7 +70,7 @@ def _best(
 def _descend(
     names: list[str], found: dict[str, float], start: dict[str, float], loss: Callable[[Parameters], float]
 ) -> dict[str, float]:
-    """Coordinate descent with ever smaller factors."""
+    """Descends along one coordinate after the other, with ever smaller factors."""
     least = loss(found)
     for factor in STEPS:
         for _ in range(12):

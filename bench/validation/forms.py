@@ -1,4 +1,4 @@
-"""Published kernels as programs of ours: which program, in which schedule, with whose agents."""
+"""Published kernels as programs of ours: a program, a schedule, and the agents of its roles."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tilelink.plans import unfused as library
 from tilelink.programs.program import Program
 
 TILE = (128, 256, 64)
-"""Of all fused matmuls: what FLUX, Triton-distributed and kraken use on Hopper."""
+"""The tile of all fused matmuls, as FLUX, Triton-distributed and kraken use it on Hopper."""
 
 ADD = tk.SMs(tile=(64, 256))
-"""Adding up what all ranks sent."""
+"""The resource of roles that add up the partial sums of all ranks."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """A way to run an operator: `schedule` by M and world; `agents` by role, where they are not those of its
-    resource; `moves`: the agent whose link rate is the form's."""
+    """A way to run an operator. `schedule`: a function of M and world; `agents`: by role, if they differ from the
+    agents of its resource; `moves`: the agent whose link rate the form has."""
 
     program: Program
     schedule: Callable[[int, int], tk.Schedule]
@@ -36,14 +36,15 @@ class Form:
     moves: str
 
     def steps(self, machine: Machine, world: int, m: int, n: int, k: int) -> Steps:
-        """M is whole; N (all-gather) or K (reduce-scatter) is that of a rank."""
+        """Returns the steps of a run. M is the whole size; N (all-gather) or K (reduce-scatter) is the size on a rank.
+        """
         program = self.program.bind(self.schedule(m, world), "bfloat16", self.program.optional)
         sizes = Sizes.of(program, world, {"M": m, "N": n, "K": k})
         return steps_of(program, sizes, machine, dict(self.agents))
 
 
 def _chunk(m: int, world: int) -> int:
-    """The rows of a rank, which an engine moves as one."""
+    """Returns the rows of a rank, which an engine moves in one copy."""
     return smallest_tile(-(-m // world))
 
 
@@ -57,7 +58,7 @@ def _gather(m: int, world: int, group: int = 8) -> tk.Schedule:
 
 
 def _kraken_gather(m: int, world: int) -> tk.Schedule:
-    """As its source does: tiles in groups of four rows where there are rows enough."""
+    """Returns the schedule of kraken's source: tiles in groups of four rows if there are enough rows."""
     return _gather(m, world, group=4 if m >= 4096 else 1)
 
 
@@ -87,5 +88,5 @@ FORMS: Mapping[str, Form] = {
 
 @lru_cache(maxsize=4096)
 def library_matmul(name: str, rate: float, m: int, n: int, k: int) -> float:
-    """Microseconds of a library's matmul at `rate` TFLOP/s on a machine, without its launch."""
+    """Returns microseconds of a library's matmul at `rate` TFLOP/s on a machine, without its launch."""
     return library.library_matmul(machine(name).changed(matmul__bfloat16=rate), "bfloat16", m, n, k)

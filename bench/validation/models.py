@@ -27,12 +27,12 @@ class Case:
 
     @property
     def link(self) -> str:
-        """The parameter that is the link rate of this case."""
+        """The name of the parameter with the link rate of this case."""
         return f"link:{self.published.implementation}:{'AG' if self.row.operator == AG else 'RS'}"
 
 
 def defaults(source: Source) -> dict[str, float]:
-    """All parameters, as the machine description has them; those of links by the agent of the form."""
+    """Returns all parameters from the machine description; a link has the rate of the form's agent."""
     found = machine(source.machine)
     rate = found.matmul_rate("bfloat16")
     made = {"matmul": rate, "library": rate, "collective": found.collective}
@@ -45,12 +45,12 @@ def defaults(source: Source) -> dict[str, float]:
 
 
 def to_fit(source: Source) -> dict[str, float]:
-    """The parameters that fits begin with: a rate that is fitted has in it what L2 bounds."""
+    """Returns the parameters that a fit begins with. L2 is unbounded, since fitted rates include its effect."""
     return {**defaults(source), "l2": math.inf}
 
 
 def predict(model: str, case: Case, parameters: Parameters) -> float:
-    """Milliseconds, or how many times faster than unfused, as the row says."""
+    """Returns milliseconds, or for a row of speed-ups how many times as fast as unfused."""
     fused = case.published.form
     own = {k: v for k, v in parameters.items() if not k.startswith("link:")}
     if fused is None:
@@ -80,7 +80,7 @@ def _simulated(
 ) -> float:  # fmt: skip
     found, agent = machine(name), FORMS[form].moves
     changed = found.changed(**{"matmul.bfloat16": rate, "l2_total": l2, f"agents.{agent}.saturation": link})
-    if not found.agent(agent).on_sm:  # an engine is one worker: its own rate is the link's, times what it was
+    if not found.agent(agent).on_sm:  # an engine is one worker: its own rate keeps its ratio to the link rate
         share = found.agent(agent).push / found.agent(agent).saturation
         changed = changed.changed(**{f"agents.{agent}.push": link * share, f"agents.{agent}.pull": link * share})
     steps = _steps(form, name, world, m, n, k)
@@ -93,7 +93,7 @@ def _steps(form: str, name: str, world: int, m: int, n: int, k: int) -> Steps:
 
 
 def unfused_us(model: str, case: Case, own: Parameters) -> float:
-    """Microseconds of a library's matmul and collective, and two launches."""
+    """Returns microseconds of a library's matmul and collective, and two launches."""
     row, source = case.row, case.source
     found: Machine = machine(source.machine)
     collective = _bytes(row, source.world) / own["collective"] / 1e3 + found.collective_us
@@ -108,5 +108,5 @@ def _operations(row: Row) -> float:
 
 
 def _bytes(row: Row, world: int) -> float:
-    """Bytes in bf16 that reach a rank: all rows but its own, of x (all-gather) or of the partial sums."""
+    """Returns the bytes in bf16 that reach a rank: all rows but its own, of x (all-gather) or of partial sums."""
     return row.m * (row.k if row.operator == AG else row.n) * 2.0 * (world - 1) / world

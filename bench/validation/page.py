@@ -1,4 +1,4 @@
-"""The page of predicted beside published, as Markdown."""
+"""Writes the page that compares predicted with published times, as Markdown."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ described. Times are in us. Errors are predicted / published - 1.
 
 
 def experts(tables: Sequence[Table]) -> str:
-    """The section of layers of experts: how far off each prediction is, and the rows of each source."""
+    """Returns the section on layers of experts: the errors of each prediction, and the rows of each source."""
     lines = ["| source | rows | prediction | mean | worst |", "|---" * 5 + "|"]
     for table in tables:
         for part in dict.fromkeys(row.part for row in table.rows):
@@ -99,7 +99,7 @@ def _table(table: Table) -> str:
 
 
 def _unfitted(outcomes: Sequence[Outcome]) -> str:
-    """What the commands' own predictions are off by: the first thing to know."""
+    """Returns the errors of the commands' own predictions, which a reader needs first."""
     fused, unfused = ([r for o in outcomes for r in o.results if r.fused == which] for which in (True, False))
     judged = [r for r in fused if r.judged]
     fast = sum(slower(r) > 1 for r in fused)
@@ -120,7 +120,7 @@ def _unfitted(outcomes: Sequence[Outcome]) -> str:
 
 
 def _decided(outcomes: Sequence[Outcome]) -> str:
-    """What `tilelink plan` decides, beside what was published."""
+    """Returns the section that compares decisions of `tilelink plan` with published times."""
     made = [d for o in outcomes for d in o.decisions]
     if not made:
         return ""

@@ -1,4 +1,4 @@
-"""What others publish and the library does not have, in our language, for a model to be held to."""
+"""Kernels that others publish and the library does not have, as programs, so that models can predict them."""
 
 import triton.language as tl
 

@@ -1,4 +1,4 @@
-"""What both models say of every published number, and how far off they are."""
+"""The predictions of both models for every published number, and their errors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from bench.validation.rows import Source
 
 MODELS = (EVENTS, SIMPLE)
 UNFITTED = "unfitted"
-"""Our model on the machine as it is described."""
+"""Our model on the machine as described."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """A published number beside what the models predict; `off`: predicted / published - 1, by model."""
+    """A published number with the models' predictions; `off`: predicted / published - 1, by model."""
 
     case: Case
     judged: bool
@@ -35,7 +35,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A source with its parameters by model, its results in the order listed, and what `tilelink plan` decides."""
+    """A source with its parameters by model, its results in the listed order, and decisions of `tilelink plan`."""
 
     source: Source
     parameters: dict[str, dict[str, float]]
@@ -44,7 +44,7 @@ class Outcome:
 
 
 def outcome(source: Source, parameters: dict[str, dict[str, float]]) -> Outcome:
-    """Predicts all rows of a source; decides nothing."""
+    """Returns the predictions for all rows of a source, without decisions."""
     judged = {id(row): judging for row, judging in source.split()}
     results = []
     for case in cases(source):
@@ -55,20 +55,20 @@ def outcome(source: Source, parameters: dict[str, dict[str, float]]) -> Outcome:
 
 
 def slower(result: Result) -> float:
-    """How many times as long as predicted, unfitted, a run took: of a speed-up, one over the other."""
+    """Returns how many times as long as predicted (unfitted) a run took. A row may be a time or a speed-up."""
     off = result.off[UNFITTED] + 1
     return off if result.case.published.speedup else 1 / off
 
 
 def errors(results: Iterable[Result], model: str) -> tuple[float, float]:
-    """Mean and worst of |off|; nothing for no results."""
+    """Returns the mean and the largest |off|, or 0 for no results."""
     off = [abs(r.off[model]) for r in results]
     return (fmean(off), max(off)) if off else (0.0, 0.0)
 
 
 def order_kept(results: Sequence[Result], model: str) -> tuple[int, int]:
-    """Of all pairs of implementations of one row, how many the model ranks as published, and how many there are.
-    Pairs within 2 % of each other are left out: charts are not read more closely."""
+    """Returns how many pairs of implementations of one row the model ranks as published, and how many pairs there are.
+    Pairs within 2 % of each other are left out: charts can't be read more exactly."""
     right = total = 0
     for k, a in enumerate(results):
         for b in results[k + 1 :]:
@@ -81,5 +81,5 @@ def order_kept(results: Sequence[Result], model: str) -> tuple[int, int]:
 
 
 def fitted(parameters: Parameters, source: Source) -> str:
-    """The parameters that were fitted, for a person."""
+    """Returns the fitted parameters as text."""
     return ", ".join(f"{n} {parameters[n]:.4g}" for n in source.fitted)

@@ -1,4 +1,4 @@
-"""Published rows, as their sources list them. M is whole; N (AG+GEMM) or K (GEMM+RS) is that of a rank."""
+"""Published rows, as their sources list them. M is the whole size; N (AG+GEMM) or K (GEMM+RS) is a rank's size."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ EPILOGUE, ADDING, PCIE = "epilogue scatter", "adding scatter", "epilogue scatter
 
 @dataclass(frozen=True)
 class Published:
-    """What one implementation took for a row, in milliseconds; or, where `speedup`, how many times faster it was than
-    the unfused form. `form`: a key of `forms.FORMS`, or None for the unfused form of a library."""
+    """The time of one implementation for a row. `value`: milliseconds or, if `speedup`, how many times as fast it was
+    as the unfused form. `form`: a key of `forms.FORMS`, or None for the unfused form of a library."""
 
     implementation: str
     form: str | None
@@ -23,7 +23,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a source's list, with all implementations that it gives."""
+    """A line of a source's list, with all its implementations."""
 
     operator: str
     m: int
@@ -38,12 +38,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Source:
-    """A list of rows. Rows alternate between fitting and judging, in this order, and the first is for fitting.
+    """A list of rows. Rows alternate between fitting and judging, in this order; the first is for fitting.
 
-    `fitted`: the parameters that fitting rows may set: "matmul" (TFLOP/s of the fused kernel), "library" (of the
-    library's), "collective" (GB/s), "fixed" (microseconds a run takes beside all else), "host" (microseconds in which
-    the host enqueues a run, which ends no sooner), and "link:IMPLEMENTATION:OP" (GB/s that this implementation gets
-    out of a link). What is not fitted is the machine description's.
+    `fitted`: the parameters that fitting rows may set: "matmul" (TFLOP/s of the fused kernel), "library" (TFLOP/s of
+    the library's), "collective" (GB/s), "fixed" (microseconds that a run takes in addition to its work), "host"
+    (microseconds in which the host enqueues a run; the run can't end earlier), and "link:IMPLEMENTATION:OP" (GB/s that
+    this implementation gets from a link). All other parameters come from the machine description.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Source:
     note: str = ""
 
     def split(self) -> Iterator[tuple[Row, bool]]:
-        """Each row, and whether it is for judging."""
+        """Yields each row, and whether it is for judging."""
         for k, row in enumerate(self.rows):
             yield row, bool(k % 2)
 
@@ -69,7 +69,8 @@ def _kraken(m: int, k: int, nccl: float, triton: float) -> Row:
 
 
 def _chart(operator: str, n: int, k: int, flux: float, distributed: float) -> Row:
-    """A shape of the whole layer over 8 ranks; the columns are FLUX and Triton-distributed."""
+    """Returns a row for a layer over 8 ranks. n and k are the layer's sizes; values are speed-ups of FLUX and
+    Triton-distributed."""
     forms = (GATHER, GATHER) if operator == AG else (EPILOGUE, ENGINE)
     shape = (n // 8, k) if operator == AG else (n, k // 8)
     return _row(
