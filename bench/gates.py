@@ -281,7 +281,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--target", action="append", choices=[t for t in FORMS if FORMS[t].backend])
     parser.add_argument("--only", default="", help="cases whose name contains this: PROGRAM SCHEDULE TARGET")
     parser.add_argument("--renew", action="store_true", help="write the figures to the record")
-    parser.add_argument("--changed", action="store_true", help="leave out what is on record as it is compiled now")
+    parser.add_argument("--changed", action="store_true", help="skip cases whose digest is the one on record")
     args = parser.parse_args(argv)
     path = RECORDS / f"triton-{triton.__version__}.json"
     recorded: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}

@@ -10,16 +10,16 @@ from typing import Any
 from bench.records import LOGICAL, Record
 
 NOTES = (
-    "[1] Not a time: memory operations on the longest chain of the execution. What overlaps what is real; that every "
-    "operation costs one, whatever its size and wherever it goes, is not. Publishing inputs, entering and leaving runs "
+    "[1] Not a time: memory operations on the longest chain of the execution. The overlap is real; the assumption that "
+    "every operation costs one, whatever its size and target, is not. Publishing inputs, entering and leaving runs "
     "count; the timelines leave them out.",
     "[2] Logical makespan of the unfused form, divided by this form's. Not a speed-up.",
     "[3] Wall time of Triton's interpreter, which executes all ranks in one process. Not performance.",
 )
 RING = "ring"
 OF_RING = (
-    "[4] Its partial sums travel in float32, those of the other forms, the unfused one among them, in the dtype of the "
-    "results. No figure here counts bytes."
+    "[4] Its partial sums travel in float32. In all other forms, also the unfused one, partial sums travel in the dtype "
+    "of the results. No figure here counts bytes."
 )
 
 

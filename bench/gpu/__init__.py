@@ -1,8 +1,8 @@
-"""`python -m bench.gpu`: what a machine with a GPU has to say of us, in under 12 minutes.
+"""`python -m bench.gpu` tests TileLink on a machine with a GPU, in under 12 minutes.
 
-Is what runs on virtual ranks of one GPU right, in every dtype and schedule, in graphs, after waits in vain; what does a
-call cost the host; how fast is the GEMM against cuBLAS? Each step is a process of its own, so that one that fails or
-hangs leaves the others alone; the most telling come first; each finding is written down at once, as a JSON line.
+Steps check results on virtual ranks of one GPU, in every dtype and schedule, in graphs and after aborted waits. They
+measure what a call costs the host, and time the GEMM against cuBLAS. Each step is its own process, so that the others
+run if it fails or hangs. The most important steps come first. Each finding is written at once, as a JSON line.
 
     python3 -m bench.gpu                # all steps, with the python3 that has torch; PYTHONPATH is the checkout
     python3 -m bench.gpu --step speed   # one

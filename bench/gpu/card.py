@@ -1,4 +1,4 @@
-"""A GPU as the probe asks it: kernels that wait for a word, each wait bounded; copies, and streams that signal."""
+"""The operations of a GPU that the probe uses: kernels that wait for a word for a bounded time, copies, signals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAW, TOOK, GAVE_UP = range(3)
 """What is written in a row: what the first program saw, its nanoseconds, and how many programs waited in vain."""
 COPIED = 64 << 20
 LONG = 4096
-"""Columns of a block that no thread has registers for."""
+"""Columns of a block that does not fit into registers."""
 
 
 @triton.jit
@@ -65,8 +65,8 @@ def spill(x, out, COLS: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 class Card:
-    """`full`: so many workers of `meet` fill the device. Words are counted from 0; rows are where kernels write what
-    they saw. A model of a card takes its place in tests."""
+    """A GPU. `full`: how many workers of `meet` fill the device. Words are numbered from 0; a kernel writes what it saw
+    to a row. In tests a model of a card takes its place."""
 
     def __init__(self, device: CudaDevice) -> None:
         self.device, self.stack = device, device.stack
@@ -86,7 +86,7 @@ class Card:
         return self.device.stream()
 
     def clear(self) -> None:
-        """All words and what was seen are zero, once everything before is done."""
+        """Waits for all work, then sets all words and rows to zero."""
         self.settle()
         self._words.zero_(), self._seen.zero_()
         self.settle()
@@ -97,11 +97,11 @@ class Card:
         launch(self._words[word:], gives, need, self._seen[row], LIMIT, stream=stream.cuda_stream)
 
     def count(self, stream: Any, word: int) -> None:
-        """Launches a kernel that counts a word up."""
+        """Launches a kernel that adds 1 to a word."""
         self._count.launcher(1)(self._words[word:], stream=stream.cuda_stream)
 
     def copy(self, stream: Any) -> None:
-        """A copy inside the device."""
+        """Enqueues a copy inside the device."""
         self.device.copy(stream, self._source, self._target)
 
     def write(self, stream: Any, word: int) -> None:
@@ -128,7 +128,7 @@ class Card:
         torch.cuda.synchronize(self.device.place)
 
     def value(self, word: int) -> int:
-        """A word, read while kernels wait."""
+        """Returns a word; works while kernels wait."""
         aside = self.stream()
         with self.device.on(aside):
             found = int(self._words[word].item())
@@ -142,17 +142,17 @@ class Card:
     # ---- what may hold up a host
 
     def first_kernel_of_torch(self, stream: Any) -> None:
-        """One that CUDA has not loaded yet."""
+        """Launches a kernel of torch that CUDA has not loaded yet."""
         with self.device.on(stream):
             torch.special.i1e(torch.ones(64, device=self.device.place))
 
     def rows_apart(self, stream: Any) -> None:
-        """A copy of rows that lie apart, as copy engines make it."""
+        """Enqueues a copy of rows that are not contiguous, as copy engines make it."""
         rows = self._source[: 1 << 20].view(1024, 1024)
         self.device.copy(stream, rows[:, :512], rows[:, 512:])
 
     def first_spilling_kernel(self) -> Any:
-        """A launch of a kernel that needs more local memory than any before; it is loaded."""
+        """Loads a kernel that needs more local memory than any before, and returns a function that launches it."""
         x = torch.ones(16, LONG, device=self.device.place)
         out = torch.empty_like(x)
         with torch.cuda.device(self.device.place):

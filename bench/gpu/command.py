@@ -38,15 +38,15 @@ STEPS: dict[str, Step] = {
     "timelines": (20, timelines.timelines),
     "description": (20, machine.description_of),
 }
-"""Seconds that each step may take, with the start of its process, and what it does; the most telling first."""
+"""The steps, the most important first: seconds that each may take, with the start of its process, and its function."""
 ALONE: dict[str, Step] = {"tiles": (240, tiles.tiles)}
-"""Steps that are run by `--step` alone."""
+"""Steps that only `--step` runs."""
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the steps; returns 0 if all was right, 1 for findings, 3 where a step came to no end or ran out of time, 2
-    without a GPU."""
+    """Runs the steps. Returns 0 if everything is right, 1 for findings, 2 without a GPU, and 3 if a step died or ran
+    out of time."""
     argv = list(sys.argv[1:] if argv is None else argv)
     args = _parser().parse_args(argv)
     out: Path = args.out or Path(os.environ.get("OUT") or RESULTS)
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def here(place: Place, path: Path, step: str, command: str) -> int:
-    """Runs a step in this process; how many findings it had."""
+    """Runs a step in this process. Returns the number of its findings."""
     seconds, run = _patience(place, step), (STEPS | ALONE)[step][1]
     report = Report(path, step, place, command, seconds - GRACE)
     report.begun()
@@ -86,7 +86,7 @@ def here(place: Place, path: Path, step: str, command: str) -> int:
 
 
 def _in_a_process(place: Place, path: Path, step: str, argv: Sequence[str]) -> None:
-    """Runs a step in a process of its own; that it came to no end is a finding, too."""
+    """Runs a step in its own process. If it does not end by itself, that is a finding, too."""
     seconds = _patience(place, step)
     said = [] if "--step" in argv else ["--step", step]
     ending = supervised("bench.gpu", [*argv, *said, "--began", repr(began())], step, seconds, path)
@@ -101,7 +101,7 @@ def _patience(place: Place, step: str) -> float:
 
 
 def _compiled_only(out: Path, command: str, why: str) -> int:
-    """What is on record where no GPU was at hand."""
+    """Writes the record of a machine without a GPU."""
     path = out / "gpu-none.jsonl"
     path.write_text("")
     report = Report(path, "none", dry(), command, 60)

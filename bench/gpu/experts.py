@@ -1,5 +1,5 @@
-"""Is the layer of experts right? `ops.mixture_of_experts` on a group of one process, against all experts in float64:
-two routings in a row, its gradients, and on a GPU another routing through one captured graph."""
+"""Checks the layer of experts: `ops.mixture_of_experts` on a group of one process, against all experts in float64. It
+checks two routings in a row, the gradients, and on a GPU another routing through one captured graph."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = "x", "topk_weights", "gate_up", "down"
 
 
 def experts(place: Place, report: Report) -> None:
-    """Two calls with different routings and gradients, and a graph."""
+    """Checks two calls with different routings and their gradients, and a graph."""
     tokens, width = place.sizes["M"], place.sizes["K"]
     about = {"op": "mixture_of_experts", "dtype": "bfloat16", "world": 1, "shape": f"tokens={tokens},K={width}"}
     with alone(place):
@@ -41,7 +41,7 @@ def experts(place: Place, report: Report) -> None:
 
 @contextmanager
 def alone(place: Place) -> Iterator[None]:
-    """A group of this process alone; on a CPU our programs run in Triton's interpreter."""
+    """A context with a group of this process alone. On a CPU, programs run in Triton's interpreter."""
     before = os.environ.get("TILELINK_BACKEND")
     os.environ["TILELINK_BACKEND"] = "interpret"
     dist.init_process_group("nccl" if place.on_gpu else "gloo", store=HashStore(), rank=0, world_size=1)
@@ -66,7 +66,7 @@ def operands(place: Place, tokens: int, width: int, seed: int) -> dict[str, torc
 
 
 def right(given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """The result and the gradients, by plain torch in float64 on the CPU."""
+    """Returns the result and the gradients, by plain torch in float64 on the CPU."""
     leaves = {n: given[n].detach().cpu().double().requires_grad_() for n in NAMES}
     out = torch.zeros_like(leaves["x"])
     for e in range(EXPERTS):
@@ -76,13 +76,13 @@ def right(given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
 
 
 def judged(made: list[torch.Tensor], wanted: list[torch.Tensor]) -> dict[str, Any]:
-    """Of results in bfloat16, each of which has been rounded several times on its way."""
+    """Returns the verdict on results in bfloat16. Each was rounded several times on its way."""
     errors = [relative_rms([m.cpu()], [w]) for m, w in zip(made, wanted, strict=True)]
     return {"ok": max(errors) <= 8 * LIMITS["bfloat16"], "rel_rms": max(errors), "calls": 2}
 
 
 def replayed(place: Place, tokens: int, width: int) -> dict[str, Any]:
-    """What is wrong of a graph that is captured with one routing and replayed with another."""
+    """Captures a graph with one routing and replays it with another one. Returns the verdict on the result."""
     given, other = (operands(place, tokens, width, seed) for seed in (2, 3))
     tensors = (given[n] for n in ("x", "topk_idx", "topk_weights", "gate_up", "down"))
     with torch.no_grad():

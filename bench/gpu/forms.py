@@ -1,6 +1,6 @@
-"""The specialised form of kernels against the portable one: is it right, and no slower?
+"""Checks whether the specialised form of kernels is right, and no slower than the portable form.
 
-Nothing bounds the barriers that its warps hand each other, so whoever asks does that in a process of its own.
+Waits of its warps at barriers have no bound, so the check runs in its own process.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.runtime.cuda.device import CudaDevice
 
 ASKED = ((all_gather_matmul, "push"), (matmul_reduce_scatter, "fused"))
-"""A role that waits, and one that notifies."""
+"""A program and schedule whose product waits, and one whose product notifies."""
 
 
 def both_forms(place: Place, device: Callable[[bool], Any]) -> dict[str, Any]:
-    """What is found of two ranks' whole numbers, bit for bit, two calls each, and of the time of a GEMM in both forms.
-    `device(specialised)`: one whose kernels have the form."""
+    """Checks two calls on two ranks with whole numbers, bit for bit, and times a GEMM in both forms.
+    `device(specialised)` returns a device whose kernels have this form."""
     parts, right, forms = even_parts(place.sizes["M"], 2), True, set[str]()
     for program, schedule in ASKED:
         world = place.world(2, device=device(True))
@@ -39,12 +39,12 @@ def both_forms(place: Place, device: Callable[[bool], Any]) -> dict[str, Any]:
     each = (replace(place, world=partial(place.world, device=device(form))) for form in (False, True))
     portable, specialised = map(median, timed(place, [without_waits(p, sets) for p in each]))
     found = {"right": right, "forms": sorted(forms), "portable_us": portable, "specialised_us": specialised}
-    asked = forms == {device(True).target.name}  # and not the portable one, which calls have that it does not take
+    asked = forms == {device(True).target.name}  # calls that the form does not take fall back to the portable form
     return found | {"answer": asked and right and specialised <= portable}
 
 
 def main() -> None:
-    """What the process that is asked does."""
+    """Prints the findings as the last line of this process, for the probe."""
     print(json.dumps(both_forms(gpu(), lambda form: CudaDevice(specialised=form))))
 
 

@@ -1,7 +1,7 @@
-"""What a call takes of the host, beside a bare launch of Triton's: many calls of a small size, none waited for.
+"""Measures the host's time of a call, compared with a bare launch by Triton: many small calls, without waits.
 
-Without a GPU launches do nothing: kernels are compiled for sm_90, and a call goes all the way to Triton's launcher,
-which a stand-in takes the place of. Then a bare launch does nothing either, and what is above it is ours alone.
+Without a GPU, launches do nothing: kernels are compiled for sm_90, and a call goes all the way to Triton's launcher,
+which a stand-in replaces. A bare launch then does nothing either, so the difference is the time of our code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tilelink.runtime.cuda.virtual_world import VirtualGroup, VirtualWorld
 from tilelink.runtime.prepare import Prepared
 
 CALLS, TIMES = 200, 5
-"""Calls of which the mean is taken, few enough for a queue of the device; and how often."""
+"""How many calls are averaged, few enough for a queue of the device; and how many averages are taken."""
 HOPPER = TARGETS["sm_90"]
 
 
@@ -40,10 +40,10 @@ def little(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 def host(place: Place, report: Report) -> None:
-    """The time of calls, and of a bare launch, by the clock of the host."""
+    """Records the time of calls, and of a bare launch, by the clock of the host."""
     about = {"op": "all_gather_matmul", "dtype": "bfloat16", "world": 1}
     what = "host time of a call" if place.on_gpu else "host time of a call whose launches do nothing"
-    clock = time.perf_counter if place.on_gpu else time.thread_time  # which others on the machine do not disturb
+    clock = time.perf_counter if place.on_gpu else time.thread_time  # other processes do not affect it
     with report.case(what, **about) as found, nullcontext(place) if place.on_gpu else nowhere() as here:
         x, weight, out = (torch.ones(256, 256, device=here.place).bfloat16() for _ in range(3))
         figures: dict[str, list[float]] = {}
@@ -69,7 +69,7 @@ def host(place: Place, report: Report) -> None:
 
 
 def _time(call: Callable[[], Any], settle: Callable[[], None], clock: Callable[[], float]) -> float:
-    """Microseconds of the host for one of many calls."""
+    """Returns microseconds of the host for one of many calls."""
     settle()
     began = clock()
     for _ in range(CALLS):
@@ -83,7 +83,7 @@ def _time(call: Callable[[], Any], settle: Callable[[], None], clock: Callable[[
 
 
 class NoDriver:
-    """As much of Triton's driver as compiling, loading and launching asks for. Nothing is loaded or launched."""
+    """The part of Triton's driver that compiling, loading and launching use. It loads and launches nothing."""
 
     def __init__(self) -> None:
         self.utils = SimpleNamespace(
@@ -101,7 +101,7 @@ class NoDriver:
         return 0
 
     def load(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
-        """A module and a function, registers and spills of a thread, and how many threads a block may have."""
+        """Returns a module, a function, registers and spills of a thread, and the most threads of a block."""
         return 1, 2, 128, 0, 1024
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
@@ -109,7 +109,7 @@ class NoDriver:
 
 
 class OneFits:
-    """A library of CUDA that says that one worker fits on an SM, and needs no local memory."""
+    """A stand-in for CUDA's library: one worker fits on an SM, and needs no local memory."""
 
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, found: Any, *of: Any) -> int:
         found._obj.value = 1
@@ -123,7 +123,7 @@ class OneFits:
 
 
 class NoDevice(CudaDevice):
-    """A device whose kernels are compiled for Hopper, and whose memory is that of the host."""
+    """A device whose kernels are compiled for Hopper, and whose memory is host memory."""
 
     def __init__(self) -> None:
         self.place, self.target, self.sms = torch.device("cpu"), HOPPER, 132
@@ -161,7 +161,7 @@ def _world(ranks: int) -> VirtualWorld:
 
 @contextmanager
 def nowhere() -> Iterator[Any]:
-    """A place of such a device; Triton's own driver is back afterwards."""
+    """A context with a place on `NoDevice`. Afterwards, Triton's own driver is back."""
     triton.runtime.driver.set_active(NoDriver())
     try:
         yield SimpleNamespace(place=torch.device("cpu"), world=_world, settle=lambda: None)

@@ -1,8 +1,8 @@
-"""The loopback link: one rank of a world on a GPU, whose peers are memory of the host and take no part.
+"""The loopback link: one rank of a world runs on a GPU; its peers are only memory of the host.
 
-What the rank stores to its peers, loads from them, or gives to the copy engine crosses a real link while the GEMM runs.
-What peers would do is done before: their rows lie where they would bring them, their signals are given, and their
-progress says that they are through every run.
+Data that the rank stores to its peers, loads from them, or gives to the copy engine cross a real link while the GEMM
+runs. The work of peers is done before the run: their rows lie where they would bring them, their signals are given,
+and their progress says that they have finished every run.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tilelink.runtime.stuck import of_report
 
 RANK = 0
 THROUGH = 1 << 40
-"""The progress of a peer that has left more runs than there will be."""
+"""The progress word of peers: a number of finished runs that no test reaches."""
 
 
 class LoopbackGroup(CudaGroup):
-    """Rank 0 of `world` ranks on a device; its peers' heaps are in pinned memory. `shared`: it is one heap for all of
-    them, since nobody reads what is stored there."""
+    """Rank 0 of `world` ranks on a device; its peers' heaps are in pinned memory. `shared`: all peers share one heap,
+    since nobody reads what the rank stores there."""
 
     def __init__(self, device: CudaDevice, world: int, heap_bytes: int, signal_bytes: int, shared: bool = True) -> None:
         def on_host() -> torch.Tensor:
@@ -49,7 +49,7 @@ class LoopbackGroup(CudaGroup):
         device.synchronize(device.current())
 
     def compare(self, call: dict[str, Any], site: Site) -> None:
-        """There is nobody to compare with."""
+        """Does nothing: no other rank makes calls."""
 
     def check(self) -> None:
         if report := self.lane.report(self.rank):
@@ -58,7 +58,7 @@ class LoopbackGroup(CudaGroup):
 
 @dataclass
 class Prepared:
-    """A call of a program on the loopback link: `x`, `weight` of this rank, `peers`: the x of each peer, alike."""
+    """A call of a program on the loopback link. `x`, `weight`: of this rank; `peers`: the same x of every peer."""
 
     group: LoopbackGroup
     program: Program
@@ -76,7 +76,7 @@ class Prepared:
         self._bring()
 
     def before(self) -> None:
-        """Gives the signals of the peers, which each run drains."""
+        """Gives the signals of the peers. Each run drains them."""
         for words, counts in self.signals:
             words.copy_(counts)
 
@@ -92,7 +92,7 @@ class Prepared:
         return out
 
     def _of_peers(self) -> Any:
-        """Signals of this rank, and how often peers give them in a run."""
+        """Yields the signals of this rank, and how often peers give each of them in a run."""
         record, events = self.script.record, self.script.record.prepared.events
         words = record.prepared.lowered.target.signal_bytes // 4
         given = (events.op == NOTIFY) & (events.home == RANK) & (events.rank != RANK)
@@ -103,7 +103,7 @@ class Prepared:
             yield self.group.lane.memory(RANK, at, (cells, words), torch.int32)[:, 0], counts.to(self.group.lane.place)
 
     def _bring(self) -> None:
-        """What peers have brought, and what can be fetched from them: their rows, or partial sums of zero."""
+        """Writes what peers would bring, and what this rank fetches from them: their rows, or partial sums of zero."""
         peers = {heap.data_ptr(): rank for rank, heap in enumerate(self.group.lane.heaps) if rank != RANK}
         if (full := self._buffer("full", RANK)) is not None:
             full[len(self.x) :].copy_(self.peers.repeat(self.group.world - 1, 1))
@@ -117,7 +117,7 @@ class Prepared:
         self.group.lane.device.synchronize(self.group.lane.device.current())
 
     def _buffer(self, name: str, rank: int) -> torch.Tensor | None:
-        """A buffer in the slot of a rank, if the schedule has it."""
+        """Returns a buffer in the slot of a rank, or None if the schedule does not have it."""
         prepared, lane = self.script.record.prepared, self.group.lane
         target, stage = prepared.lowered.target, prepared.stage_bytes
         placement = place(prepared.program, prepared.sizes, lane.layout, target, stage)

@@ -1,4 +1,4 @@
-"""What the machine is, and what the kernels become on it."""
+"""Steps that describe the machine, and the kernels as compiled for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilelink.tools.capabilities import capabilities
 
 
 def machine(place: Place, report: Report) -> None:
-    """Capabilities, as `tilelink doctor` has them, and the two ceilings: a large copy and a large matmul."""
+    """Records the capabilities of `tilelink doctor`, and two ceilings: the rates of a large copy and a large matmul."""
     for found in capabilities():
         report.add(f"capability: {found.name}", ok=found.ok or (None if not found.needed else False), why=found.why)
     with report.case("ceilings of the machine") as figures:
@@ -25,7 +25,7 @@ def machine(place: Place, report: Report) -> None:
 
 
 def ceilings(place: Place) -> dict[str, Any]:
-    """GB/s of a copy, read and written, and TFLOP/s of a bf16 matmul on random data, the medians of some."""
+    """Returns GB/s of a copy (bytes read plus written) and TFLOP/s of a bf16 matmul on random data, as medians."""
     from bench.gpu.speed import timed
 
     source = torch.empty(2 << 30, dtype=torch.uint8, device=place.place)
@@ -42,7 +42,7 @@ def ceilings(place: Place) -> dict[str, Any]:
 
 
 def description_of(place: Place, report: Report) -> None:
-    """`tilelink machine measure`: a description of this GPU for the performance model, beside the results."""
+    """Writes a description of this GPU for the performance model (`tilelink machine measure`), next to the results."""
     with report.case("description of the machine") as found:
         try:
             measured = measure()
@@ -57,14 +57,14 @@ def description_of(place: Place, report: Report) -> None:
 
 
 def kernels(place: Place, report: Report) -> None:
-    """Registers, spills, shared memory and time of compilation of each kernel, as loaded on this device."""
+    """Records registers, spills, shared memory and compile time of each kernel, as loaded on this device."""
     for schedule in schedules(place):
         about = {"op": "all_gather_matmul", "dtype": "bfloat16", "world": 1, "schedule": schedule}
         with report.case("kernels as loaded", kind="measured", **about) as found:
             world = place.world(1)
             m, n, k = (place.sizes[d] for d in "MNK")
             x, weight = (torch.zeros(*s, dtype=torch.bfloat16, device=place.place) for s in ((m, k), (n, k)))
-            weight = weight.T  # as it lies in nn.Linear
+            weight = weight.T  # the layout of nn.Linear
             began = time.monotonic()
             world.run(lambda g, x=x, w=weight, s=schedule: all_gather_matmul.prepare(x, w, schedule=s, group=g))
             found["compile_seconds"] = round(time.monotonic() - began, 2)

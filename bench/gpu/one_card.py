@@ -1,4 +1,4 @@
-"""What one GPU can say of fusing: virtual ranks against the same copies and torch.matmul, and the loopback link."""
+"""Tests of fusing on one GPU: virtual ranks against the same copies and torch.matmul, and the loopback link."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.programs.program import Program
 
 WORLDS, WORLD = (2, 4), 8
-"""Virtual ranks, and ranks of the loopback link, of which one is real."""
+"""The numbers of virtual ranks, and of ranks of the loopback link (one real rank and its peers)."""
 NODE = "h100"
-"""The machine whose link the loopback link stands for, where the GPU's own is not described."""
+"""The machine whose link the loopback link stands for, if no description names the GPU."""
 STEP = 256
-"""Scaled sizes are multiples of it, for which no tile leaves a rest."""
+"""Scaled sizes are multiples of this number, so that no tile leaves a rest."""
 OVERLAP = "1 - (fused - GEMM) / (unfused - GEMM), FLUX's overlap efficiency (arXiv 2406.06858, section 5)"
 Do = Callable[[], Any]
 
@@ -33,7 +33,7 @@ Do = Callable[[], Any]
 
 
 def one_card(place: Place, report: Report) -> None:
-    """All ranks of a world on one GPU, fused, against the same copies and torch.matmul on the whole of it."""
+    """Times all ranks of a world on one GPU, fused, against the same copies and torch.matmul on the whole GPU."""
     for program in (all_gather_matmul, matmul_reduce_scatter):
         for name, (m, n, k) in layers(place, program):
             for world in WORLDS:
@@ -50,7 +50,7 @@ def one_card(place: Place, report: Report) -> None:
 
 
 def layers(place: Place, program: Program, count: int = 2) -> list[tuple[str, tuple[int, int, int]]]:
-    """The first layers that a program is for: of an MLP, rows are gathered for the gate, and scattered after down."""
+    """Returns the first layers that a program computes: an MLP gathers rows before gate, and scatters after down."""
     scatters = program is matmul_reduce_scatter
     found = [(name, shape) for name, shape in place.gemms.items() if name.endswith(", down") == scatters]
     return (found or list(place.gemms.items()))[:count]
@@ -88,7 +88,7 @@ def _virtual(place: Place, program: Program, schedule: str, world: int, shape: t
 
 
 def _gathered(x: Sequence[torch.Tensor], weight: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
-    """Every rank copies the rows of all, then multiplies."""
+    """Returns the unfused form that gathers: every rank copies the rows of all ranks, then multiplies."""
     full = [x[0].new_empty(sum(map(len, x)), x[0].shape[1]) for _ in x]
 
     def do() -> list[torch.Tensor]:
@@ -101,7 +101,7 @@ def _gathered(x: Sequence[torch.Tensor], weight: Sequence[torch.Tensor]) -> Call
 
 
 def _scattered(x: Sequence[torch.Tensor], weight: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
-    """Every rank multiplies, then all copy their parts of the sum to their homes, which add them up."""
+    """Returns the unfused form that scatters: every rank multiplies and copies its parts to homes, which add up."""
     world, rows, n = len(x), len(x[0]) // len(x), weight[0].shape[1]
     inbox = [x[0].new_empty(world, rows, n) for _ in x]
 
@@ -119,12 +119,12 @@ def _scattered(x: Sequence[torch.Tensor], weight: Sequence[torch.Tensor]) -> Cal
 BY_THREADS = (
     (all_gather_matmul, "push,gather.via=load-store"), (matmul_reduce_scatter, "push,send.via=load-store"),
 )  # fmt: skip
-"""What copies in bulk, `push`, is held against: the same SMs, whose threads load and store."""
+"""The schedules that bulk copies (`push`) are compared with: the same SMs, whose threads load and store."""
 
 
 def loopback(place: Place, report: Report) -> None:
-    """One of eight ranks, whose peers are memory of the host: fused, against the same copies and torch.matmul; and how
-    much of what they take beside the GEMM is hidden."""
+    """Times one of eight ranks whose peers are memory of the host: fused, against the same copies and torch.matmul.
+    Records the overlap efficiency, too."""
     if not place.on_gpu:
         report.add("the loopback link", ok=None, error="no GPU")
         return
@@ -144,7 +144,7 @@ def loopback(place: Place, report: Report) -> None:
 
 
 def link_rate(place: Place, size: int = 256 << 20) -> float:
-    """GB/s of a copy to memory of the host."""
+    """Returns GB/s of a copy to memory of the host."""
     source = torch.empty(size, dtype=torch.uint8, device=place.place)
     target = torch.empty(size, dtype=torch.uint8, pin_memory=place.place.type == "cuda")
     us = median(place.clock(lambda: target.copy_(source, non_blocking=True), lambda: None) for _ in range(5))
@@ -152,8 +152,8 @@ def link_rate(place: Place, size: int = 256 << 20) -> float:
 
 
 def scaled(shape: tuple[int, int, int], slower: float, gathers: bool) -> tuple[int, int, int]:
-    """A shape with as much more to compute, for the bytes that cross the link, as the link is slower than that of a
-    node; with no less. Gathered rows have K columns, whatever N is; a sum that is scattered has N, whatever K is."""
+    """Returns a shape with more to compute for the same bytes on the link, by the factor by which the link is `slower`
+    than a node's; never less. Bytes of a gather do not depend on N; bytes of a scattered sum do not depend on K."""
     m, n, k = shape
     if slower <= 1:
         return shape
@@ -162,7 +162,7 @@ def scaled(shape: tuple[int, int, int], slower: float, gathers: bool) -> tuple[i
 
 
 def node_rate(device: str) -> float:
-    """GB/s that copy engines of the described machine reach; that of an H100's node where this device has none."""
+    """Returns GB/s that copy engines of the described machine reach; without a description, of an H100's node."""
     return machine(machine_of_device(device) or NODE).agent("copy_engine").saturation
 
 
@@ -198,14 +198,14 @@ def over_the_link(
 
 
 def overlap_efficiency(fused: float, unfused: float, gemm: float) -> float | None:
-    """How much of what an unfused form takes beside its GEMM is hidden, see `OVERLAP`; None where it takes nothing.
-    Negative where the fused form takes longer than the unfused one."""
+    """Returns the share of the unfused form's time besides its GEMM that fusing hides, see `OVERLAP`. None if there is
+    no such time; negative if the fused form takes longer than the unfused one."""
     return round(1 - (fused - gemm) / (unfused - gemm), 4) if unfused > gemm else None
 
 
 def _copies(place: Place, group: LoopbackGroup, given: Prepared, full: torch.Tensor) -> Do:
-    """What crosses the link in the schedule, as copies, around torch.matmul: rows to peers or from them before it, or
-    parts of the sum after it."""
+    """Returns an unfused form with the same traffic on the link as the schedule, by copies: rows to or from peers
+    before torch.matmul, or parts of the sum after it."""
     gathers, world = given.program is all_gather_matmul, group.world
     resource = given.program.schedules[given.schedule]["gather" if gathers else "send"]
     fetches = getattr(resource, "at", None) == ("reader" if gathers else "home")
@@ -232,7 +232,7 @@ def _copies(place: Place, group: LoopbackGroup, given: Prepared, full: torch.Ten
 
 
 def _against(place: Place, fused: Callable[[], list[torch.Tensor]], unfused: Callable[[], list[torch.Tensor]]) -> Any:
-    """The figures of the fused form, whose results are first held to those of the other."""
+    """Returns the figures of the fused form, after comparing its results with the unfused form."""
     ours, theirs = fused(), unfused()
     place.settle()
     rms = relative_rms([y[_some(y)].float().cpu() for y in ours], [y[_some(y)].double().cpu() for y in theirs])
@@ -245,16 +245,16 @@ def _against(place: Place, fused: Callable[[], list[torch.Tensor]], unfused: Cal
 
 
 def _some(result: torch.Tensor) -> slice:
-    """Rows that stand for all: a host takes long for many."""
+    """Returns a slice of rows to check in place of all: the host is slow."""
     return slice(0, None, max(1, len(result) // 256))
 
 
 def _nothing() -> None:
-    """What is before a call that needs nothing."""
+    """Does nothing: for calls that need no preparation."""
 
 
 def _of(do: Do) -> Callable[[int], Any]:
-    """A call as `timed` makes it, of whichever set of inputs."""
+    """Returns a call for `timed` that ignores the number of the set of inputs."""
     return lambda k: do()
 
 

@@ -1,5 +1,5 @@
-"""Are the other programs right? Every schedule of each program that neither `results` nor `sums` runs, or in the form
-that they do not: backward, gated, of two weights with what is gathered kept, collectives alone."""
+"""Checks programs and forms that neither `results` nor `sums` runs, in every schedule: backward, gated, two weights
+with the gathered rows kept, collectives alone."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ OTHERS = [program for program in REFERENCES if program not in SUMS]
 
 
 def inputs(place: Place, program: Program, seed: int = 0) -> Operands:
-    """Whole numbers in bfloat16, in parts that are not even; in lists, two members of unequal widths. Optional inputs
-    are left out, optional outputs asked for."""
+    """Returns operands of whole numbers in bfloat16, in uneven parts, without optional inputs and with all outputs.
+    Lists have two members of different widths."""
     return operands(place, program, place.parts[WORLD], seed)
 
 
 def operands(place: Place, program: Program, parts: Sequence[int], seed: int = 0) -> Operands:
-    """The same, of parts of any number of ranks."""
+    """As `inputs`, for any parts."""
     n, lists = place.sizes["N"], any(isinstance(p, Each) for p in program.declared.values())
     outputs = {p for p in optional(program) for name, _ in program.flattened[p] if name in program.on_demand}
     sizes: dict[str, Any] = {"N": (n, n // 2) if lists else n, "K": place.sizes["K"]}
@@ -34,12 +34,12 @@ def operands(place: Place, program: Program, parts: Sequence[int], seed: int = 0
 
 
 def cases() -> list[tuple[str, str]]:
-    """Programs and schedules, by name."""
+    """Returns the names of programs and schedules."""
     return [(program.name, schedule) for program in OTHERS for schedule in program.schedules]
 
 
 def others(place: Place, report: Report) -> None:
-    """Two calls in a row of different inputs, on two ranks, in every case."""
+    """Checks two calls in a row with different inputs, on two ranks, in every case."""
     compile_ahead(place, report, prepare, cases())
     for name, schedule in cases():
         program, (n, k) = operators()[name], (place.sizes[d] for d in "NK")

@@ -1,4 +1,4 @@
-"""Where the steps run: on virtual ranks of a GPU, or, to try the steps themselves, on ranks of the CPU."""
+"""The place where steps run: virtual ranks of a GPU or, to try the steps themselves, CPU ranks."""
 
 from __future__ import annotations
 
@@ -25,23 +25,22 @@ GEMMS = {
     "LLaMA-7B": (4096, 11008), "LLaMA-3.1-8B": (4096, 14336), "Gemma-2-9B": (3584, 14336),
     "Gemma-2-27B": (4608, 36864), "LLaMA-3.1-70B": (8192, 28672), "Qwen-2-72B": (8192, 29568),
 }  # fmt: skip
-"""Hidden and intermediate sizes of the six MLPs of the paper (TileLink, MLSys 2025, section 7), whose M is 8192."""
+"""Hidden and intermediate sizes of the paper's six MLPs (TileLink, MLSys 2025, section 7). M is 8192."""
 FLUSHED = 256 << 20
-"""Bytes that are written before a call that is timed: more than the cache of any GPU."""
+"""Bytes that are written before each timed call: more than the cache of any GPU."""
 LONGEST_ASKED = 5.0
-"""Seconds that nvidia-smi has to say the clocks."""
+"""The most seconds that nvidia-smi may take to report clocks."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """`device`: what records call it. `world(n)` makes a world. `capture(group)` captures what a rank calls, as a
-    graph on the current stream, for `group.replay`. `clock(call, before)`: microseconds that a call takes on the device
-    after what `before()` enqueues, with a cache that holds nothing of it. `settle()` waits until the device is idle.
-    `clocks(busy)`: MHz, and what else a time depends on, while the device does what `busy()` enqueues again and again.
-    `probed`: forms that a probe has answered for; `form`: that of kernels that multiply. `on_gpu`: times say something,
-    and kernels bound their own waits. `sizes`: of the checks; `parts`: uneven ones for so many ranks; `gemms`: M, N and
-    K by name; `repeats`: of what is timed; `compilers`: processes that compile ahead, 0 for none; `sms`: of the device.
-    """
+    """The device and settings of steps. `device`: its name in records. `world(n)` makes a world. `capture(group)`
+    captures the calls of a rank as a graph on the current stream, for `group.replay`. `clock(call, before)` returns
+    microseconds of a call on the device, after the work of `before()` and with a flushed cache. `settle()` waits until
+    the device is idle. `clocks(busy)` returns MHz and the like while the device repeats the work of `busy()`. `probed`:
+    answers of the probe; `form`: of kernels that multiply. `on_gpu`: times mean something, and kernels bound their own
+    waits. `sizes`: of checks; `parts`: uneven parts by number of ranks; `gemms`: (M, N, K) by name; `repeats`: of timed
+    calls; `compilers`: processes that compile ahead, 0 for none; `sms`: of the device."""
 
     device: str
     place: torch.device
@@ -62,7 +61,7 @@ class Place:
 
 
 def gpu() -> Place:
-    """The current GPU. Raises DeviceError."""
+    """Returns the current GPU as a place. Raises DeviceError."""
     device = CudaDevice()
 
     def world(n: int, **options: Any) -> VirtualWorld:
@@ -85,7 +84,7 @@ def _capture(group: Any) -> AbstractContextManager[Any]:
 
 
 class _Entered(AbstractContextManager[Any]):
-    """A context that gives something else when it is entered."""
+    """A context that returns `value` when it is entered, in place of its own value."""
 
     def __init__(self, context: Any, value: Any) -> None:
         self.context, self.value = context, value
@@ -112,8 +111,8 @@ def _more_than_the_cache() -> torch.Tensor:
 
 
 def _clocks(busy: Callable[[], Any]) -> dict[str, float]:
-    """Of the GPU while it does what `busy()` enqueues: MHz of its SMs and memory, watts, and degrees Celsius; as far as
-    nvidia-smi says. An idle GPU has other clocks than the one that was timed."""
+    """Returns MHz of SMs and memory, watts and degrees Celsius from nvidia-smi, or {}, while the GPU does the work of
+    `busy()`. An idle GPU has other clocks than a timed one."""
     asked = {"clocks.sm": "sm_mhz", "clocks.mem": "memory_mhz", "power.draw": "watts", "temperature.gpu": "celsius"}
     asked |= {"power.limit": "limit_watts"}
     command = ["nvidia-smi", f"--query-gpu={','.join(asked)}", "--format=csv,noheader,nounits"]
@@ -134,7 +133,7 @@ def _clocks(busy: Callable[[], Any]) -> dict[str, float]:
 
 
 def by_host(call: Callable[[], Any], before: Callable[[], Any] = lambda: None) -> float:
-    """Microseconds of the host."""
+    """Returns microseconds of a call by the clock of the host."""
     before()
     began = time.perf_counter()
     call()
@@ -142,8 +141,8 @@ def by_host(call: Callable[[], Any], before: Callable[[], Any] = lambda: None) -
 
 
 def dry() -> Place:
-    """The CPU: tiny sizes; calls that are recorded stand for graphs, and every form for one that was probed. Of fewer
-    columns the errors of rounding would vary too much."""
+    """Returns the CPU as a place, with tiny sizes. Recorded calls stand for graphs, and every form counts as probed.
+    With fewer columns, rounding errors would vary too much."""
 
     def world(n: int, **options: Any) -> CpuWorld:
         return CpuWorld(n, **{"sms": 24, "heap_bytes": 1 << 20, "signal_bytes": 1 << 12} | options)

@@ -1,8 +1,8 @@
-"""Does this GPU do what `tilelink/runtime/cuda` takes for granted, and what it would use if it were sure?
+"""Probes whether this GPU does what `tilelink/runtime/cuda` assumes, and what it would use if it were sure.
 
-Each probe answers for a form of `tilelink.runtime.cuda.probed`, or only says what it saw. The answers are kept for this
-GPU, driver, torch and Triton: the steps that follow, and all programs, use the forms or refuse them. All waits of
-kernels are bounded; what does not come to an end all the same is ended with the step, and answers nothing.
+A probe answers for a form of `tilelink.runtime.cuda.probed`, or only records what it saw. The answers are kept for this
+GPU, driver, torch and Triton. Later steps and all programs then use the forms or refuse them. All waits of kernels are
+bounded. A probe that does not end all the same is ended with the step, and has no answer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Found = dict[str, Any]
 
 
 def probe(place: Place, report: Report) -> None:
-    """All probes; what they answer is kept."""
+    """Runs all probes, and keeps their answers."""
     if not place.on_gpu:
         report.add("probe", ok=None, error="no GPU")
         return
@@ -36,15 +36,15 @@ def probe(place: Place, report: Report) -> None:
 
 
 def ask(card: Any, report: Report, queues: Callable[[], Found], warps: Callable[[], Found]) -> dict[str, bool]:
-    """Asks a card everything, writes down what it says, and keeps the answers. A form that a card does not have is no
-    finding: it is not used."""
+    """Runs all probes on a card, records what they see, and keeps the answers. A form that a card does not have is not
+    used, and is no finding."""
     probes: dict[str, Callable[[], Found]] = {
         "virtual_ranks": lambda: virtual_ranks(card), "few_queues": queues,
         "stream_signals": lambda: stream_signals(card), "copies_beside_all_sms": lambda: beside_all_sms(card),
         "engines_in_graphs": lambda: engines_in_graphs(card), "graphs_together": lambda: graphs_together(card),
     }  # fmt: skip
     answers: dict[str, bool] = {}
-    probed.write(card.stack, answers)  # what an earlier probe found holds no longer
+    probed.write(card.stack, answers)  # drops the answers of an earlier probe
 
     def ask_for(form: str, asks: Callable[[], Found]) -> None:
         with report.case(f"probe: {probed.FORMS[form].doubt}", form=form) as found:
@@ -69,7 +69,7 @@ def ask(card: Any, report: Report, queues: Callable[[], Found], warps: Callable[
 
 
 def virtual_ranks(card: Any, kernels: int = 1) -> Found:
-    """Kernels of 2, 4 and 8 ranks that fill the device and wait for each other, behind `kernels - 1` others each."""
+    """Lets kernels of 2, 4 and 8 ranks fill the device and wait for each other, each behind `kernels - 1` others."""
     found: Found = {"answer": True}
     for ranks in RANKS:
         card.clear()
@@ -86,23 +86,23 @@ def virtual_ranks(card: Any, kernels: int = 1) -> Found:
 
 
 def few_queues() -> Found:
-    """Two kernels a rank through one queue. CUDA reads the number of queues once: another process asks."""
+    """Sends two kernels a rank through one queue, in another process: CUDA reads the number of queues only once."""
     code = "from bench.gpu.probe import through_one_queue; through_one_queue()"
     return elsewhere(["-c", code], 30, **{next(iter(QUEUES)): "1"})
 
 
 def through_one_queue() -> None:
-    """What the process of `few_queues` does."""
+    """Runs the probe in the process of `few_queues`, and prints what it finds."""
     print(json.dumps(virtual_ranks(Card(CudaDevice()), kernels=2)))
 
 
 def own_warps() -> Found:
-    """The specialised form of kernels, in a process that can be ended: nothing bounds its barriers."""
+    """Checks the specialised form of kernels in a process that can be ended: waits at its barriers have no bound."""
     return elsewhere(["-m", "bench.gpu.forms"], 50)
 
 
 def elsewhere(code: list[str], seconds: int, **env: str) -> Found:
-    """What another process of Python finds, and prints as its last line. Raises where it fails, or takes longer."""
+    """Returns what another Python process prints as its last line. Raises if it fails, or after `seconds`."""
     command = [sys.executable, *code]
     options: dict[str, Any] = {"env": os.environ | env, "capture_output": True, "text": True, "timeout": seconds}
     found: Found = json.loads(subprocess.run(command, check=True, **options).stdout.splitlines()[-1])
@@ -110,13 +110,13 @@ def elsewhere(code: list[str], seconds: int, **env: str) -> Found:
 
 
 def stream_signals(card: Any) -> Found:
-    """A kernel sees what a stream writes while it waits; what stands behind a stream's wait comes after the word."""
+    """Checks that a waiting kernel sees what a stream writes, and that work behind a stream's wait comes after it."""
     card.clear()
     card.meet(card.stream(), 1, row=0)
     card.write(card.stream(), 0)
     card.settle()
     there, ms = card.seen(0)
-    if there < 1:  # then nothing would end a stream's wait
+    if there < 1:  # the wait of a stream would never end
         return {"answer": False, "written_ms": ms}
     card.clear()
     waits = card.stream()
@@ -129,7 +129,7 @@ def stream_signals(card: Any) -> Found:
 
 
 def beside_all_sms(card: Any) -> Found:
-    """A copy inside the device, and a write behind it, beside a kernel that has all SMs and waits for the write."""
+    """Checks that a copy inside the device and a write after it go on while a kernel on all SMs waits for the write."""
     card.clear()
     copies = card.stream()
     card.meet(card.stream(), card.full, row=0)
@@ -141,8 +141,8 @@ def beside_all_sms(card: Any) -> Found:
 
 
 def engines_in_graphs(card: Any) -> Found:
-    """A graph with a branch of a copy and a write, and one of a kernel that waits for the write, captured in both
-    orders, replayed some times."""
+    """Replays a graph with two branches: a copy and a write, and a kernel that waits for the write. The branches are
+    captured in both orders."""
     found: Found = {"answer": True}
     for order in ("copies first", "kernel first"):
         lane, copies, graph = card.stream(), card.stream(), card.graph()
@@ -173,7 +173,7 @@ def engines_in_graphs(card: Any) -> Found:
 
 
 def graphs_together(card: Any) -> Found:
-    """The first replays of two graphs whose kernels wait for each other."""
+    """Makes the first replays of two graphs whose kernels wait for each other."""
     card.clear()
     each, graphs = card.full // 2, []
     for row in range(2):
@@ -189,7 +189,7 @@ def graphs_together(card: Any) -> Found:
 
 
 def beside_a_wait(card: Any, do: Callable[[Any], object]) -> Found:
-    """How long something holds up the host while a kernel waits for what the host would do next."""
+    """Measures how long `do` holds up the host while a kernel waits for the host's next step."""
     card.clear()
     card.meet(card.stream(), card.full // 2, row=0)
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What stands for a CUDA graph on CPU ranks: the steps that capture and replay graphs run there, too."""
+"""Recorded calls that stand for a CUDA graph on CPU ranks, so that steps with graphs run there, too."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tilelink.runtime.launch import Run
 
 
 class RecordedCalls:
-    """Calls of a rank that were recorded, not launched. Each `replay` launches them with the tensors and in the slots
-    that they had; runs are numbered on, as the device numbers those of a graph."""
+    """Calls of a rank that were recorded, not launched. Each `replay` launches them with their tensors and slots, and
+    new run numbers, as the device numbers runs of a graph."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -26,8 +26,7 @@ class RecordedCalls:
 
 @contextmanager
 def recorded(group: Any) -> Iterator[RecordedCalls]:
-    """Records the calls that a CPU rank makes inside; `group.replay` takes what is yielded, as that of a rank on a GPU
-    takes a graph."""
+    """A context that records the calls of a CPU rank. It yields an object for `group.replay`, in place of a graph."""
     graph, runs = RecordedCalls(group), group.runs
     group.launch, group.replay = graph.runs.append, RecordedCalls.replay
     try:

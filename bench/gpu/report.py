@@ -1,4 +1,4 @@
-"""What a step finds, written down at once: a JSON line each, in the keys of `bench`."""
+"""Findings of a step, written at once: one JSON line each, with the keys of `bench`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from bench.records import machine, versions
 
 MEASURED, COMPILED = "measured", "compiled"
 BEGUN = "begun"
-"""What the first line of a step says."""
+"""The `what` of the first line of a step."""
 RIGHT, WRONG, NOT_DONE, OUT_OF_TIME, DIED = "right", "wrong", "not done", "out of time", "died"
-"""Verdicts. What is out of time may be right: it was ended, or not begun, because the time of its step was over."""
+"""Verdicts. A case that is out of time was ended or not begun when the time of its step was over; it may be right."""
 TIME_IS_OVER = "the time of this step is over"
 WORDS = {RIGHT: "ok", WRONG: "WRONG", NOT_DONE: "skipped", OUT_OF_TIME: "TIME", DIED: "DIED"}
 
 
 class Report:
-    """Findings of one step, appended to `path`. `seconds`: when it should be over; what is left then is not begun."""
+    """Findings of one step, appended to `path`. `seconds`: after this time no other case is begun."""
 
     def __init__(self, path: Path, step: str, place: Place, command: str, seconds: float) -> None:
         self.path, self.step, self.place = path, step, place
@@ -35,14 +35,14 @@ class Report:
         now_of(path).unlink(missing_ok=True)
 
     def begun(self) -> None:
-        """The first line of a step: one that hangs has a line, too."""
+        """Writes the first line of a step, so that a step that hangs has a line, too."""
         self.say(f"step {self.step}")
         self._write(BEGUN, None, MEASURED)
 
     @contextmanager
     def case(self, what: str, **about: Any) -> Iterator[dict[str, Any]]:
-        """One finding: what is put into the dictionary is recorded, with `ok` True unless it says otherwise. An error
-        is a finding, too."""
+        """A context for one finding. It records the entries of the yielded dictionary, with `ok` True by default. An
+        error is a finding, too."""
         found: dict[str, Any] = {}
         if why := self.over():
             verdict = OUT_OF_TIME if why == TIME_IS_OVER else DIED
@@ -62,7 +62,7 @@ class Report:
         self.add(what, **about, **found, seconds=round(time.monotonic() - began, 3))
 
     def _is_lost(self) -> bool:
-        """Whether the device's error is one that all that comes after it would have, too."""
+        """Whether the device has an error that all later work would have, too."""
         try:
             self.place.settle()
         except RuntimeError:
@@ -70,19 +70,19 @@ class Report:
         return False
 
     def over(self) -> str:
-        """Why no other case is begun, or ""."""
+        """Returns why no other case is begun, or ""."""
         return self.lost or (TIME_IS_OVER if time.monotonic() > self.until else "")
 
     def settled(self, found: dict[str, Any]) -> dict[str, Any]:
-        """What is written down of what a case found."""
+        """Returns what is written of a case's findings."""
         return found
 
     def say(self, text: str) -> None:
-        """Tells whoever watches."""
+        """Prints progress."""
         say(text)
 
     def add(self, what: str, *, ok: bool | None, kind: str = MEASURED, verdict: str = "", **found: Any) -> None:
-        """Writes a finding. `verdict`: by default what `ok` says."""
+        """Writes a finding. `verdict`: by default it follows from `ok`."""
         verdict = verdict or {True: RIGHT, False: WRONG, None: NOT_DONE}[ok]
         self._write(what, ok, kind, verdict=verdict, **found)
         self.failed += ok is False
@@ -104,12 +104,12 @@ class Report:
 
 
 def now_of(path: Path) -> Path:
-    """The file beside findings that says which case a step is at, for whoever ends it."""
+    """Returns the file next to the findings that names a step's current case, for the process that may end it."""
     return path.with_suffix(".now")
 
 
 def where_of(found: Mapping[str, Any]) -> str:
-    """What tells cases of the same kind apart."""
+    """Returns a text that tells cases of the same kind apart."""
     return " ".join(str(found[k]) for k in ("op", "dtype", "schedule", "shape") if found.get(k))
 
 
@@ -118,6 +118,6 @@ class OutOfTimeError(Exception):
 
 
 def spread(us: Sequence[float]) -> dict[str, Any]:
-    """The figures of repeated measurements, in microseconds."""
+    """Returns the figures of repeated measurements, in microseconds."""
     ordered = [round(u, 3) for u in us]
     return {"median_us": median(ordered), "min_us": min(ordered), "max_us": max(ordered), "repeats": len(ordered)}

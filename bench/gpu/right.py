@@ -1,4 +1,4 @@
-"""Are results right? On 1, 2 and 4 ranks, in every dtype and schedule, of uneven parts, call after call, in graphs."""
+"""Checks results on 1, 2 and 4 ranks: in every dtype and schedule, of uneven parts, call after call, in graphs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ POISON = float("nan")
 
 
 class Inputs:
-    """Inputs of all ranks of a program: small whole numbers, of which products are exact, or random ones."""
+    """Inputs of all ranks of a program: small whole numbers, whose products are exact, or random numbers."""
 
     def __init__(
         self, place: Place, parts: Sequence[int], dtype: str, *, whole: bool, seed: int = 0, transposed: bool = True,
@@ -43,7 +43,7 @@ class Inputs:
     ) -> None:  # fmt: skip
         random = torch.Generator().manual_seed(seed)
         self.program, adds = program, program in SUMS
-        most = 1 if adds else 3  # of whole numbers: partial sums that travel in bfloat16 are exact up to 256
+        most = 1 if adds else 3  # the largest whole number: partial sums in bfloat16 are exact up to 256
         self.parts, self.whole, n, k = tuple(parts), whole, place.sizes["N"], place.sizes["K"]
         self.dtype: torch.dtype = getattr(torch, dtype)
 
@@ -58,25 +58,25 @@ class Inputs:
         self.x, self.weight = [t.to(place.place) for t in x], [t.to(place.place) for t in weight]
 
     def call(self, group: Any, schedule: Schedule | str, **more: Any) -> torch.Tensor:
-        """Computes it on a rank."""
+        """Calls the program on a rank."""
         options = self.options(group, schedule)
         out: torch.Tensor = self.program(self.x[group.rank], self.weight[group.rank], **options, **more)
         return out
 
     def options(self, group: Any, schedule: Schedule | str) -> dict[str, Any]:
-        """Of a call. Who adds up which rows of a sum that all ranks get is not the caller's business."""
+        """Returns the options of a call. If all ranks get the whole sum, a call has no parts."""
         parts = {} if self.program in SUMS and not SUMS[self.program] else {"M": self.parts}
         return {"schedule": schedule, "group": group, "parts": parts}
 
     def _right(self, x: list[torch.Tensor], weight: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The results of all ranks, in float64."""
+        """Returns the right results of all ranks, in float64."""
         if self.program not in SUMS:
             return [torch.cat(x).double() @ w.double() for w in weight]
         total = torch.stack([a.double() @ w.double() for a, w in zip(x, weight, strict=True)]).sum(0)
         return list(total.split(self.parts)) if SUMS[self.program] else [total] * len(x)
 
     def judge(self, results: Sequence[torch.Tensor]) -> dict[str, Any]:
-        """What a record says of results: whole numbers have to be exact, after rounding to their dtype."""
+        """Returns the verdict of a record. Whole numbers must be exact after rounding to their dtype."""
         found = [r.cpu() for r in results]
         rms = relative_rms(found, self.right)
         name = str(self.dtype).removeprefix("torch.")
@@ -87,11 +87,11 @@ class Inputs:
 
 
 def settle(group: Any) -> None:
-    """Nothing: what a rank does next is in the order of its stream. (The device that stands in has no such order.)"""
+    """Does nothing: the stream orders the work of a rank. Tests replace it, since their stand-in has no such order."""
 
 
 def schedules(place: Place) -> tuple[str, ...]:
-    """The schedules beside the program, push and pull first."""
+    """Returns the program's schedules, push and pull first."""
     return tuple(all_gather_matmul.schedules)
 
 
@@ -101,7 +101,7 @@ def by_engine(schedule: str, program: Program = all_gather_matmul) -> bool:
 
 
 def first(place: Place, report: Report) -> None:
-    """The smallest thing that can go wrong: one rank, two ranks, one call, whole numbers."""
+    """Checks the simplest case: one rank, then two ranks, one call, whole numbers."""
     for world in (1, 2):
         parts = even_parts(place.sizes["M"], world)
         _result(place, report, (all_gather_matmul, world, "bfloat16", "push", parts), calls=1, kinds=(True,))
@@ -112,26 +112,26 @@ Case = tuple[Program, int, str, str, tuple[int, ...]]
 
 
 def gathering(place: Place) -> list[Case]:
-    """all_gather_matmul in every dtype and schedule, even and uneven parts."""
+    """Returns cases of all_gather_matmul: every dtype and schedule, even and uneven parts."""
     names, m = schedules(place), place.sizes["M"]
     even = [(all_gather_matmul, w, d, s, even_parts(m, w)) for w in WORLDS for d in DTYPES for s in names]
     return even + [(all_gather_matmul, w, DTYPES[0], s, parts) for w, parts in place.parts.items() for s in names]
 
 
 def adding(place: Place) -> list[Case]:
-    """The programs that add up: in every schedule with uneven parts, in every dtype with even ones."""
+    """Returns cases of programs that add up: every schedule with uneven parts, every dtype with even parts."""
     even, forms = even_parts(place.sizes["M"], 2), [(p, s) for p in SUMS for s in p.schedules]
     made = [(p, 2, d, next(iter(p.schedules)), even) for p in SUMS for d in DTYPES]
     return [(p, w, DTYPES[0], s, parts) for w, parts in place.parts.items() for p, s in forms] + made
 
 
 def results(place: Place, report: Report) -> None:
-    """Two calls in a row of different inputs, in all cases of all_gather_matmul."""
+    """Checks two calls in a row with different inputs, in all cases of all_gather_matmul."""
     _results(place, report, gathering(place))
 
 
 def sums(place: Place, report: Report) -> None:
-    """The same of the programs that add up."""
+    """Checks the same for programs that add up."""
     _results(place, report, adding(place))
 
 
@@ -144,7 +144,7 @@ def _results(place: Place, report: Report, cases: Sequence[Case]) -> None:
 def compile_ahead(
     place: Place, report: Report, prepare: Callable[..., None], cases: Sequence[tuple[Any, ...]]
 ) -> None:
-    """Fills Triton's cache on disk, on all cores: one after the other, it would take longer than all the rest."""
+    """Fills Triton's cache on disk, on several cores: on one core it would take longer than all other work."""
     if not place.compilers:
         return
     with (
@@ -152,7 +152,7 @@ def compile_ahead(
         ProcessPoolExecutor(place.compilers, get_context("spawn")) as pool,
     ):
         for made in [pool.submit(prepare, *case) for case in cases]:
-            made.exception(timeout=90)  # what is wrong with a case is found when it is its turn
+            made.exception(timeout=90)  # errors of a case are recorded when the case runs
 
 
 def _prepare(name: str, world: int, dtype: str, schedule: str, parts: tuple[int, ...]) -> None:
@@ -186,7 +186,7 @@ def _result(
 
 
 def graphs(place: Place, report: Report) -> None:
-    """Two calls captured, replayed with changing inputs."""
+    """Captures two calls, and replays them with changing inputs."""
     for world in WORLDS if place.on_gpu else WORLDS[:1]:
         for schedule in schedules(place):
             about: dict[str, Any] = {"op": "all_gather_matmul", "dtype": "bfloat16", "world": world}

@@ -1,4 +1,4 @@
-"""How fast: the GEMM with all signals set against cuBLAS. One rank, the whole GPU."""
+"""Times the GEMM, with all signals set, against cuBLAS: one rank on the whole GPU."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tilelink.runtime.launch import Result
 
 CUBLAS = "cuBLAS (torch.matmul)"
 SETS, WARM_UP = 3, 5
-"""Sets of inputs that take turns, so that no call finds its own in the cache; and turns that are not counted."""
+"""Sets of inputs that take turns, so that no call finds its inputs in the cache; and the number of warm-up turns."""
 
 
 def speed(place: Place, report: Report) -> None:
-    """The GEMMs of the paper's MLPs: `matmul`, which waits for nothing, and that of `all_gather_matmul`, whose rows are
-    there and whose signals are set. In turns with cuBLAS; time by events, inputs in turns, with a cache that holds none
-    of them."""
+    """Times the GEMMs of the paper's MLPs, in turns with cuBLAS: `matmul`, which waits for nothing, and the GEMM of
+    `all_gather_matmul`, with its rows in place and its signals set. Times are by events, with a flushed cache and
+    inputs in turns."""
     for name, (m, n, k) in place.gemms.items():
         shape = f"M={m},N={n},K={k}"
         about: dict[str, Any] = {"dtype": "bfloat16", "world": 1, "shape": shape, "layer": name, "form": place.form}
@@ -51,7 +51,7 @@ its output with NaN first, and raises if a wait ended in vain: memory that is us
 
 
 def gemm_inputs(place: Place, m: int, n: int, k: int) -> Tensors:
-    """x (M, K) and a weight (K, N) that lies as nn.Linear keeps it, row by row of (N, K)."""
+    """Returns sets of x (M, K) and a weight (K, N) with the layout of nn.Linear, row by row of (N, K)."""
     random = torch.Generator(place.place).manual_seed(0)
 
     def tensor(rows: int, cols: int) -> torch.Tensor:
@@ -85,7 +85,7 @@ def against(place: Place, sets: Tensors, call: Call) -> dict[str, Any]:
 
 
 def timed(place: Place, calls: list[Call]) -> list[list[float]]:
-    """Microseconds of each call, many times, in turns: who is first in one turn is last in the next."""
+    """Returns microseconds of each call, for many turns. The order of calls is reversed with each turn."""
     times: list[list[float]] = [[] for _ in calls]
     for turn in range(-WARM_UP if place.on_gpu else 0, place.repeats):
         for at in range(len(calls))[:: 1 if turn % 2 else -1]:
@@ -105,7 +105,7 @@ def _world(place: Place, sets: Tensors) -> Any:
 
 
 def without_waits(place: Place, sets: Tensors, schedule: str = "gemm") -> Call:
-    """The GEMM that waits for nothing."""
+    """Returns a call of the GEMM that waits for nothing."""
     if not place.on_gpu:
         world = _world(place, sets)
         return lambda k: None, lambda k, checked=False: world.run(
@@ -116,7 +116,7 @@ def without_waits(place: Place, sets: Tensors, schedule: str = "gemm") -> Call:
 
 
 def _signals_set(place: Place, sets: Tensors) -> Call:
-    """The run of one rank, without the gather: its rows lie in the slot, its signals are set before each call."""
+    """Returns a run of one rank without the gather. Before each call, its rows are put in the slot, its signals set."""
     world: VirtualWorld = _world(place, sets)
     script, group = _script(world, all_gather_matmul, sets, "push", gathers=True)
     prepared = script.record.prepared
@@ -140,7 +140,7 @@ def _signals_set(place: Place, sets: Tensors) -> Call:
 def _script(
     world: VirtualWorld, program: Program, sets: Tensors, schedule: str, gathers: bool = False
 ) -> tuple[Script, VirtualGroup]:
-    """The script of a call in slot 0, which is made once; without its gather, if it has one."""
+    """Makes a call in slot 0 once, and returns its script. With `gathers`, the gather is removed from the script."""
     kept: list[Script] = []
 
     def body(group: VirtualGroup) -> None:

@@ -1,4 +1,4 @@
-"""What is said at the end of a run: how many cases were right, what was not, and the figures side by side."""
+"""The summary at the end of a run: how many cases were right, the other cases, and ratios of figures."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from bench.gpu.supervise import FINDINGS, NO_END
 from bench.progress import say
 
 LISTED = 20
-"""So many of what was not right are said again at the end; the file has all."""
+"""The most wrong cases that the summary lists; the file has all."""
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The findings in a file, without the lines that say that a step has begun."""
+    """Returns the findings in a file, without the first lines of steps."""
     text = path.read_text() if path.exists() else ""
     return [r for r in map(json.loads, text.splitlines()) if r["what"] != BEGUN]
 
 
 def summed_up(path: Path, earlier: int = 0) -> int:
-    """Says what a file holds behind its first `earlier` findings; returns the exit code: 0 if all was right, 1 for what
-    was wrong, 3 where something did not come to its end."""
+    """Prints a summary of a file, without its first `earlier` findings. Returns the exit code: 0 if everything is
+    right, 1 if something is wrong, 3 if something died or ran out of time."""
     found = lines_of(path)[earlier:]
     counts = {verdict: sum(r["verdict"] == verdict for r in found) for verdict in (RIGHT, WRONG, OUT_OF_TIME, DIED)}
     for line in ratios(found):
@@ -41,7 +41,7 @@ def summed_up(path: Path, earlier: int = 0) -> int:
 
 
 def ratios(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each kind of figure that has a baseline: the ratios of its cases."""
+    """Returns a line for each kind of figure with a baseline: the ratios of its cases."""
     kinds: dict[tuple[str, str, str], list[float]] = {}
     for r in found:
         if r.get("speedup"):

@@ -1,5 +1,5 @@
-"""A step in a process of its own, with a time of its own: that it began, what it was at, and how it ended is on record
-whatever becomes of it."""
+"""Runs a step in its own process, for a bounded time. The record says that the step began, which case it was at, and
+how it ended, even if it hangs or dies."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from bench.gpu.report import DIED, OUT_OF_TIME, now_of
 from bench.progress import say
 
 FINDINGS, NO_DEVICE, NO_END = 1, 2, 3
-"""Exit codes of a script: for something wrong; without a device; where something did not come to its end."""
+"""Exit codes of a script: something is wrong; there is no device; something died or ran out of time."""
 IN_ORDER = 0
-"""The exit code of a step that came to its end, whatever it found. A Python that dies of an error ends with 1."""
+"""The exit code of a step that ended by itself, also with findings. A Python that dies of an error returns 1."""
 DRY = 5.0
-"""So much longer than on a GPU a step may take where kernels are interpreted, on a machine of any speed."""
+"""The factor by which a step may take longer than on a GPU if kernels are interpreted, on a machine of any speed."""
 GRACE = 10.0
-"""Seconds from when a step should end by itself to when it is ended."""
+"""Seconds between the time when a step should end by itself and the time when it is ended."""
 QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-"""Each virtual rank needs a queue of its own on the device, beside those of torch. CUDA reads it once."""
+"""Environment of CUDA, which CUDA reads once: each virtual rank needs its own queue, in addition to torch's queues."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a step ended. `code`: its exit code, None where it was ended; `verdict`, `error`: what a record says of one
-    that came to no end by itself, or ""."""
+    """How a step ended. `code`: its exit code, None if it was ended; `verdict`, `error`: for the record of a step that
+    did not end by itself, else ""."""
 
     code: int | None
     verdict: str = ""
@@ -41,7 +41,7 @@ class Ending:
 def supervised(
     module: str, arguments: Sequence[str], step: str, seconds: float, path: Path, **environment: str
 ) -> Ending:
-    """Runs `python -m module arguments` as a step whose findings go to `path`. What it started ends with it."""
+    """Runs `python -m module arguments` as a step whose findings go to `path`. Ends all processes that it started."""
     command = [sys.executable, "-m", module, *arguments]
     began = time.monotonic()
     process = subprocess.Popen(command, env=QUEUES | os.environ | environment, start_new_session=True)
@@ -63,12 +63,12 @@ def supervised(
 
 
 def patience(seconds: float, on_gpu: bool) -> float:
-    """How long a step may take here that may take so many seconds on a GPU."""
+    """Returns how long a step may take here, if it may take `seconds` on a GPU."""
     return seconds if on_gpu else DRY * seconds
 
 
 def end_session(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process and all that it started."""
+    """Ends a process and all processes that it started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

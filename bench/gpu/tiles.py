@@ -1,4 +1,4 @@
-"""The GEMM in other tiles: what to ask where it is slower than cuBLAS. Not among the steps of a whole run."""
+"""Times the GEMM in other tiles, for a GPU on which it is slower than cuBLAS. It is no step of a whole run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timelines of runs whose kernels record times: a page a schedule, and how much recording takes."""
+"""Timelines of runs whose kernels record times: one page a schedule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORLD = 2
 
 
 def timelines(place: Place, report: Report) -> None:
-    """One timed run of each schedule, after one like it that compiles: results are checked, the page is written."""
+    """Makes one timed run of each schedule, after a first one that compiles. Checks results, and writes the page."""
     parts = even_parts(place.sizes["M"], WORLD)
     inputs = Inputs(place, parts, "bfloat16", whole=True)
     for schedule in schedules(place):

@@ -1,4 +1,4 @@
-"""Waits in vain end within their bound, by name, and after a reset the world is as new."""
+"""Checks that waits for a failing rank end within their bound, with names, and that a reset repairs the world."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tilelink.runtime.launch import Run
 
 WORLD, SCHEDULE = 2, "push"
 PATIENCE = 10
-"""So much longer than its peers a rank waits that brings them nothing."""
+"""The factor by which a rank that brings nothing waits longer than its peers."""
 
 
 def vain(place: Place, report: Report) -> None:
-    """A rank that never calls; a rank whose gather brings nothing; and a good call after each."""
+    """Checks a rank that never calls, a rank whose gather brings nothing, and a good call after each."""
     cases: dict[str, tuple[type[StuckError], tuple[str, ...], Callable[[Inputs, Any], Any]]] = {
         "a rank never enters": (NeverEnteredError, ("rank 0", "rank 1", "all_gather_matmul run 1"), _absent),
         "a signal is withheld": (StuckError, ("role matmul", "tile", "waits for full[", "expected", "observed"), _mute),
@@ -58,7 +58,7 @@ def _absent(inputs: Inputs, ranks: Any) -> Callable[[Any], Any]:
 
 
 def _mute(inputs: Inputs, ranks: Any) -> Callable[[Any], Any]:
-    """Rank 1 calls with no workers for its gather, so it brings nothing to anybody."""
+    """Returns a body in which rank 1 calls without workers for its gather, so it brings nothing to any rank."""
 
     def body(group: Any) -> Any:
         with muted(group, "gather") if group.rank == 1 else nullcontext():
@@ -69,8 +69,8 @@ def _mute(inputs: Inputs, ranks: Any) -> Callable[[Any], Any]:
 
 @contextmanager
 def muted(group: Any, role: str) -> Iterator[None]:
-    """What this rank calls inside has no workers for a role. On a GPU its kernels wait longer than those of others, or
-    its workers would be named, whose numbers are others than its program says."""
+    """A context in which this rank's calls have no workers for a role. On a GPU its kernels wait longer than its peers:
+    else an error would name its workers, and their numbers differ from its program."""
     on_gpu = isinstance(group, CudaGroup)
     name = "play" if on_gpu else "launch"
     real = getattr(group, name)
@@ -92,7 +92,7 @@ def muted(group: Any, role: str) -> Iterator[None]:
 
 
 def without_workers(script: Script, role: str) -> Script:
-    """The same run, with no workers for a role: its tiles are not done."""
+    """Returns the same run without workers for a role: the role's tiles are not done."""
 
     def without(step: Step) -> Step:
         if not isinstance(step, KernelStep):

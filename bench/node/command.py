@@ -35,15 +35,15 @@ STEPS: dict[str, Step] = {
     "graphs": (60, right.graphs),
     "speed": (300, speed.speed),
 }
-"""Seconds that each step may take, with the start of its processes, and what each rank does."""
+"""The steps: seconds that each may take, including the start of its processes, and the function of a rank."""
 KILLED = "killed"
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the steps on this rank; returns on rank 0 what `bench.gpu` does, on the others 0: torchrun ends all ranks as
-    soon as one returns something else, and rank 0 has more to write. 2 where torchrun did not start this process or
-    there is no GPU."""
+    """Runs the steps on this rank. Returns the exit code of `bench.gpu` on rank 0, and 0 on the other ranks: torchrun
+    ends all ranks as soon as one returns something else, and rank 0 has more to write. Returns 2 if torchrun did not
+    start this process or there is no GPU."""
     argv = list(sys.argv[1:] if argv is None else argv)
     args = _parser().parse_args(argv)
     try:
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"{e} is not set: start it by torchrun --nproc-per-node 8 -m bench.node {join(argv)}")
         return NO_DEVICE
     if args.nodes is not None and (args.nodes < 1 or launched.world % args.nodes):
-        say(f"--nodes {args.nodes}: {launched.world} ranks are not spread evenly over so many nodes")
+        say(f"--nodes {args.nodes}: {launched.world} ranks can't be spread evenly over {args.nodes} nodes")
         return NO_DEVICE
     if not args.dry and not torch.cuda.is_available():
         say("torch sees no CUDA device; --dry tries the steps on CPU ranks")
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if launched.rank:
         store.add("met/the end", 1)
         return IN_ORDER
-    _meet(store, launched, "the end", 60)  # this rank may keep the store that the others ask
+    _meet(store, launched, "the end", 60)  # this rank may serve the store that the other ranks use
     if args.dry:
         say(f"a dry run on {launched.world} CPU ranks, kernels interpreted: nothing was timed")
     return summed_up(path)
@@ -90,7 +90,7 @@ def _path(args: argparse.Namespace, launched: Launched) -> Path:
 
 
 def _here(launched: Launched, path: Path, args: argparse.Namespace, command: str) -> None:
-    """Runs a step as a rank, in this process."""
+    """Runs a step of a rank, in this process."""
     step, run = args.step, STEPS[args.step][1]
     seconds = patience(STEPS[step][0], not args.dry)
     faulthandler.dump_traceback_later(seconds)
@@ -102,12 +102,12 @@ def _here(launched: Launched, path: Path, args: argparse.Namespace, command: str
         run(node, report)
     if node.rank == 0:
         node.told("done", "")
-    else:  # the store of rank 0's process group is needed until all are here
+    else:  # the process groups need rank 0's store until all ranks are here
         node.heard("done", 0)
 
 
 def _leave() -> None:
-    """Ends the process without the ends of what it uses: those of a process group wait for peers that may be gone."""
+    """Ends the process without cleaning up: the end of a process group would wait for peers that may be gone."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(IN_ORDER)
@@ -116,7 +116,7 @@ def _leave() -> None:
 def _endings(
     store: Store, launched: Launched, step: str, ending: Ending, seconds: float
 ) -> dict[int, Ending]:
-    """How a step ended on every rank. The rank that the step kills has ended well."""
+    """Returns how a step ended on every rank. The rank that the step kills has ended as expected."""
     if step == KILLED and launched.rank == launched.world - 1 and ending.code == -9:
         ending = Ending(IN_ORDER)
     store.set(f"{step}/{launched.rank}", json.dumps(astuple(ending)))
@@ -129,7 +129,7 @@ def _endings(
 
 
 def _meet(store: Store, launched: Launched, where: str, patience: float) -> None:
-    """Until all ranks are here, or for so many seconds."""
+    """Waits until all ranks are here, for at most `patience` seconds."""
     until = time.monotonic() + patience
     store.add(f"met/{where}", 1)
     while store.add(f"met/{where}", 0) < launched.world and time.monotonic() < until:
@@ -137,7 +137,7 @@ def _meet(store: Store, launched: Launched, where: str, patience: float) -> None
 
 
 def _write_broken(path: Path, step: str, broken: dict[int, Ending]) -> None:
-    """The record of a step that came to no end on some ranks."""
+    """Writes the record of a step that did not end by itself on some ranks."""
     error = "; ".join(f"rank {rank} {ending.error}" for rank, ending in broken.items())
     verdict = DIED if any(e.verdict == DIED for e in broken.values()) else OUT_OF_TIME
     ok = None if verdict == OUT_OF_TIME else False
@@ -155,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--step", choices=STEPS, help="one of the steps alone")
     parser.add_argument("--dry", action="store_true", help="on CPU ranks with gloo, at tiny sizes")
-    parser.add_argument("--nodes", type=int, help="over so many nodes (default: those of torchrun; with --dry, any)")
+    parser.add_argument("--nodes", type=int, help="number of nodes (default: torchrun's; with --dry, any number)")
     parser.add_argument("--out", type=Path, help="folder for the results (default: $OUT, or bench/results)")
     parser.add_argument("--began", type=float, help=argparse.SUPPRESS)
     return parser

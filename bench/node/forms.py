@@ -1,4 +1,4 @@
-"""What can be done in place of a fused operator, on the same tensors: the baselines of the speed of a node."""
+"""The baselines of a node's speed: unfused forms that compute the same as a fused operator, on the same tensors."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Form = Callable[[], torch.Tensor]
 
 gather: Callable[..., object] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 scatter: Callable[..., object] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""As torch calls them today, and as it did until 2.12."""
+"""The collectives by their names since torch 2.13, or by their names until 2.12."""
 
 
 @dataclass
 class Layer:
-    """`gathers`: x (M / world, K) of each rank is gathered, and multiplied by weight (K, N); else x (M, K) is
-    multiplied, and the sum over the ranks scattered. The weight lies as nn.Linear keeps it."""
+    """A layer in all baselines. `gathers`: x (M / world, K) of each rank is gathered, and multiplied by weight (K, N);
+    else x (M, K) is multiplied, and the sum over the ranks scattered. The weight has the layout of nn.Linear."""
 
     gathers: bool
     x: torch.Tensor
@@ -38,7 +38,7 @@ class Layer:
             self.beside = torch.cuda.Stream()
 
     def forms(self) -> dict[str, Form]:
-        """The baselines by name. The collectives are NCCL's on GPUs, and gloo's on CPUs."""
+        """Returns the baselines by name. The collectives are NCCL's on GPUs, and gloo's on CPUs."""
         by_chunks = f"{CHUNKS} chunks on two streams"
         found: dict[str, Form] = {UNFUSED: self._scattered, by_chunks: self._scattered_by_chunks}
         if self.gathers:
@@ -53,8 +53,8 @@ class Layer:
         return full @ self.weight
 
     def _gathered_by_chunks(self) -> torch.Tensor:
-        """While a chunk of every rank's rows is multiplied, the next is gathered. The result is (chunk, rows of all
-        ranks, N)."""
+        """Gathers the next chunk of every rank's rows while a chunk is multiplied. Returns (chunk, rows of all ranks,
+        N)."""
         rows, cols = len(self.x) // CHUNKS, self.weight.shape[1]
         out = self.x.new_empty(CHUNKS, self.world * rows, cols)
         gathered = self.x.new_empty(CHUNKS, self.world * rows, self.x.shape[1])
@@ -67,7 +67,7 @@ class Layer:
         return out
 
     def in_order(self, result: torch.Tensor) -> torch.Tensor:
-        """A result with its rows in the order of those of the others."""
+        """Returns a result of any baseline with its rows in the usual order."""
         if result.dim() == 2:
             return result
         rows = result.shape[1] // self.world
@@ -84,7 +84,7 @@ class Layer:
         return out
 
     def _scattered_by_chunks(self) -> torch.Tensor:
-        """While the sum of a chunk of every rank's rows travels, the next chunk is multiplied."""
+        """Multiplies the next chunk of every rank's rows while the sum of a chunk travels."""
         rows, cols = len(self.x) // self.world // CHUNKS, self.weight.shape[1]
         chunks = self.x.view(self.world, CHUNKS, rows, -1).transpose(0, 1)
         weight = self.weight.expand(self.world, *self.weight.shape)
@@ -99,7 +99,7 @@ class Layer:
     # ---- streams
 
     def _on_the_other_stream(self, do: Callable[[int], object]) -> Callable[[int], None]:
-        """Does all chunks there; what it returns lets this stream wait for one."""
+        """Does all chunks on the other stream. Returns a function that lets this stream wait for a chunk."""
         if not self.on_gpu:
             for k in range(CHUNKS):
                 do(k)
@@ -113,7 +113,7 @@ class Layer:
         return lambda k: torch.cuda.current_stream().wait_event(done[k])
 
     def _after(self, do: Callable[[], object]) -> None:
-        """Does it on the other stream, after what is on this one."""
+        """Calls `do` on the other stream, after the work on this stream."""
         if not self.on_gpu:
             do()
             return
@@ -137,7 +137,7 @@ class Layer:
 
 
 def operators_of_torch() -> Any:
-    """torch's symmetric-memory operators, which the import of their module registers."""
+    """Returns torch's symmetric-memory operators; importing their module registers them."""
     import torch.distributed._symmetric_memory
 
     return torch.ops.symm_mem

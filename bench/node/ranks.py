@@ -20,14 +20,14 @@ from tilelink.runtime.cuda.symmetric import OVERLAPPING
 Store = Any
 """A store of torch.distributed."""
 SYMMETRIC = 3 << 30
-"""Bytes of NVSHMEM's memory of a rank: more than the heaps of all lanes of a step. By default it has 1 GB."""
+"""Bytes of NVSHMEM's memory on a rank: more than the heaps of all lanes of a step. NVSHMEM's default is 1 GB."""
 PATIENCE = timedelta(seconds=60)
-"""For what peers tell through the store."""
+"""How long a rank waits for what peers tell through the store."""
 
 
 @dataclass(frozen=True)
 class Launched:
-    """What torchrun tells a process. `local`: its number on its node."""
+    """The values that torchrun gives a process. `local`: its number on its node."""
 
     rank: int
     world: int
@@ -38,14 +38,14 @@ class Launched:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Launched:
-        """Raises KeyError for a process that torchrun has not started."""
+        """Reads the values from an environment. Raises KeyError if torchrun did not start the process."""
         rank, world, local, per_node, port = (
             int(environment[n]) for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
         )
         return cls(rank, world, local, per_node, environment["MASTER_ADDR"], port)
 
     def store(self, name: str, *, serves: bool = False) -> Store:
-        """A store of all ranks under a name; `serves`: this process keeps it, where torchrun's agent does not."""
+        """Returns a store of all ranks. `serves`: rank 0 of these processes serves it, unless torchrun's agent does."""
         agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         keeps = serves and not agents and self.rank == 0
         return PrefixStore(name, TCPStore(self.host, self.port, is_master=keeps, timeout=PATIENCE))
@@ -53,8 +53,9 @@ class Launched:
 
 @dataclass(frozen=True)
 class Node:
-    """`place`: sizes, clock and graphs as the steps on one GPU have them. `shared`: ranks share a GPU, and take turns.
-    `nodes`: over which they are spread. `store`: where ranks tell each other what they found, of this step."""
+    """A rank in a step. `place`: sizes, clock and graphs, as for steps on one GPU. `shared`: whether ranks share a GPU,
+    and take turns. `nodes`: how many nodes the ranks are on. `store`: the ranks exchange findings of this step by it.
+    """
 
     launched: Launched
     place: Place
@@ -71,7 +72,7 @@ class Node:
         return self.launched.world
 
     def group(self, **options: Any) -> Any:
-        """The lane of all ranks. Bounds are short, since all ranks run the same at the same time."""
+        """Returns the lane of all ranks. Bounds are short, since all ranks run the same at the same time."""
         bounds: dict[str, Any] = {"enter_timeout": 20.0, "stuck_timeout": 3.0}
         if self.nodes > 1:
             bounds["per_node"] = self.world // self.nodes
@@ -83,25 +84,25 @@ class Node:
         return tk.group(device="cuda", **{"heap_bytes": 512 << 20, **bounds, **options})
 
     def told(self, key: str, mine: str) -> None:
-        """Tells all ranks something."""
+        """Tells all ranks `mine` under a key."""
         self.store.set(f"{key}/{self.rank}", mine)
 
     def heard(self, key: str, rank: int) -> str:
-        """What a rank has told, once it has. Raises RuntimeError where it does not within PATIENCE."""
+        """Returns what a rank has told under a key. Waits for it; raises RuntimeError after PATIENCE."""
         name = f"{key}/{rank}"
         self.store.wait([name], PATIENCE)
         return self.store.get(name).decode()
 
 
 def uneven(place: Place, world: int) -> tuple[int, ...]:
-    """Rows of each rank, not even, and none on some."""
+    """Returns uneven rows of each rank; some ranks have none."""
     rows = (300, 33, 0, 129) if place.on_gpu else (20, 5, 0, 9)
     return tuple(islice(cycle(rows), world))
 
 
 def joined(launched: Launched, step: str, on_cpu: bool, nodes: int | None = None) -> Node:
-    """This process as a rank of a step: its device is set, its process group made. `nodes`: by default those that
-    torchrun knows of."""
+    """Makes this process a rank of a step: sets its device and makes its process group. `nodes`: by default
+    torchrun's."""
     nodes = launched.world // launched.per_node if nodes is None else nodes
     store = launched.store(f"bench.node/{step}")
     shared = not on_cpu and torch.cuda.device_count() < launched.per_node
@@ -113,9 +114,9 @@ def joined(launched: Launched, step: str, on_cpu: bool, nodes: int | None = None
         if nodes > 1:
             os.environ.setdefault("NVSHMEM_SYMMETRIC_SIZE", str(SYMMETRIC))
         torch.cuda.set_device(launched.local % torch.cuda.device_count())
-        # NCCL takes no two ranks on one GPU.
+        # NCCL does not allow two ranks on one GPU.
         place, backend = gpu(), "gloo" if shared else "cpu:gloo,cuda:nccl"
-        place = replace(place, compilers=max(1, place.compilers // launched.per_node))  # of each rank
+        place = replace(place, compilers=max(1, place.compilers // launched.per_node))  # per rank
     dist.init_process_group(
         backend, store=PrefixStore("process group", store), rank=launched.rank, world_size=launched.world
     )

@@ -1,5 +1,5 @@
-"""What the ranks of a step find: each tells rank 0, which writes one record a case. A rank that tells nothing is
-named."""
+"""Findings of all ranks of a step: each rank tells rank 0, which writes one record a case. The record names a rank that
+tells nothing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from bench.gpu.report import Report, spread
 from bench.node.ranks import Node
 
 FUSED, UNFUSED = "fused, ", "NCCL + cuBLAS"
-"""How forms that are timed are called: the fused ones by their schedule."""
+"""Names of timed forms: the prefix of fused forms, before their schedule, and the unfused form."""
 TIMES = "times_us"
-"""What a case finds under this name are microseconds of repeats, in the order in which all ranks made them, by form."""
+"""The key of a case's times: by form, microseconds of its repeats, in the same order on all ranks."""
 
 
 class NodeReport(Report):
-    """Findings of one step on all ranks. `silent`: ranks of which nothing is expected, since they were killed."""
+    """Findings of one step on all ranks. `silent`: killed ranks, from which no finding is expected."""
 
     def __init__(self, path: Path, step: str, node: Node, command: str, seconds: float) -> None:
         own = path if node.rank == 0 else of_rank(path, node.rank)
@@ -26,7 +26,7 @@ class NodeReport(Report):
         self.node, self.cases, self.silent = node, 0, set[int]()
 
     def over(self) -> str:
-        """Rank 0 says whether another case is begun, so that all ranks stop at the same."""
+        """Returns why no other case is begun, or "". Rank 0 decides, so that all ranks stop at the same case."""
         self.cases += 1
         key = f"case {self.cases}"
         if self.node.rank == 0:
@@ -34,7 +34,7 @@ class NodeReport(Report):
         return self.node.heard(key, 0)
 
     def settled(self, found: dict[str, Any]) -> dict[str, Any]:
-        """What all ranks found, on rank 0; what this rank found, on the others."""
+        """Returns the merged findings of all ranks on rank 0, and this rank's findings on other ranks."""
         key = f"found {self.cases}"
         if self.node.rank:
             self.node.told(key, json.dumps(found, default=str))
@@ -57,9 +57,9 @@ class NodeReport(Report):
 
 
 def merged(by_rank: dict[int, dict[str, Any]], held_against: bool = True) -> dict[str, Any]:
-    """One finding of those of all ranks: right if it is on all of them, with the error of the first that is not, and
-    the largest relative RMS; times are the longest of any rank, repeat by repeat, and
-    are compared. Not `held_against`, in a dry run, they are left out."""
+    """Merges the findings of all ranks into one. It is right if all are right, else it has the error of the first wrong
+    rank. It has the largest relative RMS. Times are the longest of any rank, repeat by repeat, and are compared; if not
+    `held_against`, in a dry run, they are left out."""
     first = next(iter(by_rank.values()))
     found = dict(first)
     for verdict in (False, None):
@@ -82,8 +82,8 @@ def merged(by_rank: dict[int, dict[str, Any]], held_against: bool = True) -> dic
 
 
 def fastest(times: dict[str, list[float]], late: dict[str, int]) -> dict[str, Any]:
-    """The spread of each form, the fastest fused one, and its ratio to the unfused one. A form whose host was late has
-    no figures: they would be the host's."""
+    """Returns the spread of each form, the fastest fused form, and how many times as fast as unfused it is. A form
+    whose host was late has no figures, because they would show the host's time."""
     spreads = {form: spread(us) for form, us in times.items() if us and not late[form]}
     fused = {form: s["median_us"] for form, s in spreads.items() if form.startswith(FUSED)}
     found: dict[str, Any] = {"forms": spreads}
@@ -96,10 +96,10 @@ def fastest(times: dict[str, list[float]], late: dict[str, int]) -> dict[str, An
 
 
 def longest(by_rank: Sequence[Sequence[float]]) -> list[float]:
-    """Of each repeat the time of the rank that took longest."""
+    """Returns for each repeat the time of the slowest rank."""
     return [max(of_repeat) for of_repeat in zip(*by_rank, strict=True)]
 
 
 def of_rank(path: Path, rank: int) -> Path:
-    """Where a rank other than 0 says which case it is at."""
+    """Returns the file in which a rank other than 0 notes its current case."""
     return path.with_name(f"{path.stem}-rank-{rank}.jsonl")

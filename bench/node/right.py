@@ -1,4 +1,4 @@
-"""Do the ranks find each other, is every operator right in every schedule, are graphs?"""
+"""Steps that check results: ranks meet, every operator runs in every schedule, and graphs are replayed."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ CALLS = 2
 
 
 def operands(node: Node, program: Program, seed: int = 0) -> Operands:
-    """Whole numbers in bfloat16, in parts that are not even; optional inputs are left out, outputs asked for."""
+    """Returns operands of whole numbers in bfloat16, in uneven parts, without optional inputs and with all outputs."""
     return others.operands(node.place, program, uneven(node.place, node.world), seed)
 
 
 def rendezvous(node: Node, report: NodeReport) -> None:
-    """The lane of all ranks, what its memory is, and one call."""
+    """Makes the lane of all ranks, records the properties of its memory, and makes one call."""
     about = {"op": "all_gather_matmul", "dtype": "bfloat16", "world": node.world, "schedule": "push"}
     with report.case("the ranks meet, and call once", **about) as found:
         began = time.monotonic()
@@ -42,7 +42,7 @@ def rendezvous(node: Node, report: NodeReport) -> None:
 
 
 def results(node: Node, report: NodeReport) -> None:
-    """Two calls in a row of different inputs, of every program in every schedule."""
+    """Checks two calls in a row with different inputs, for every program in every schedule."""
     cases = [(p.name, schedule, node.world) for p in REFERENCES for schedule in schedules(node, p)]
     compile_ahead(node.place, report, prepare, cases[node.rank :: node.world])
     group = node.group()
@@ -53,12 +53,13 @@ def results(node: Node, report: NodeReport) -> None:
 
 
 def schedules(node: Node, program: Program) -> list[str]:
-    """Those that reach all ranks."""
+    """Returns the schedules of a program that reach all ranks."""
     return [s for s in program.schedules if node.nodes == 1 or _crosses_nodes(program, s, node.nodes)]
 
 
 def _crosses_nodes(program: Program, schedule: str, nodes: int) -> bool:
-    """Whether it may run on several nodes: copy engines do not cross, and no network loads into registers."""
+    """Whether a schedule can run on several nodes: copy engines reach one node only, and networks can't load into
+    registers."""
     if by_engine(schedule, program):
         return False
     try:
@@ -69,7 +70,7 @@ def _crosses_nodes(program: Program, schedule: str, nodes: int) -> bool:
 
 
 def prepare(name: str, schedule: str, world: int) -> None:
-    """Compiles a case on the GPU of this rank, in a process beside others: its kernel is that of all ranks."""
+    """Compiles a case on the GPU of this rank, in parallel with other processes. All ranks use its kernel."""
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     place, program = gpu(), operators()[name]
     given = others.operands(place, program, uneven(place, world))
@@ -77,7 +78,7 @@ def prepare(name: str, schedule: str, world: int) -> None:
 
 
 def _called(node: Node, program: Program, schedule: str, group: Any, calls: int) -> dict[str, Any]:
-    """What this rank finds of calls in a row, none of which is waited for."""
+    """Makes calls in a row without waiting in between. Returns what this rank finds."""
     sets = [operands(node, program, seed) for seed in range(calls)]
     outs = [given.call(program, group, schedule=schedule) for given in sets]
     group.synchronize()
@@ -90,7 +91,7 @@ def _called(node: Node, program: Program, schedule: str, group: Any, calls: int)
 
 
 def graphs(node: Node, report: NodeReport) -> None:
-    """A call captured, replayed with changing inputs."""
+    """Captures a call, and replays it with changing inputs."""
     group = node.group()
     for schedule in schedules(node, all_gather_matmul):
         about: dict[str, Any] = {"op": "all_gather_matmul", "dtype": "bfloat16", "world": node.world}

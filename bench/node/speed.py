@@ -1,8 +1,7 @@
-"""How fast: fused operators against what can be done in their place, on all ranks, of the paper's MLPs.
+"""Times fused operators against unfused forms, on all ranks, for layers of the paper's MLPs.
 
-Every rank times the same forms the same number of times, in the same order, which turns round with each repeat; a
-collective before each call lets the ranks begin together, behind a flushed cache. Of each repeat the slowest rank
-counts.
+Every rank times the same forms equally often, in the same order, which is reversed with each repeat. Before each call,
+the cache is flushed, and a collective lets the ranks begin together. The time of a repeat is the slowest rank's.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from tilelink.runtime.cuda.clock import timed_once
 
 WARM_UP, REPEATS = 3, 20
 SLEEP = 8_000_000
-"""Cycles for which the device sleeps while the host enqueues: no rank may try again alone."""
+"""Cycles that the device sleeps while the host enqueues. They are many, since no rank may repeat a call alone."""
 
 
 def speed(node: Node, report: NodeReport) -> None:
-    """One record a layer: the median of each form, and the ratio of the unfused one to the fastest fused one."""
+    """Writes a record for each layer: the median of each form, and the ratio of unfused to the fastest fused form."""
     if node.shared:
         report.add("speed", ok=None, error="ranks share a GPU: times say nothing, and NCCL does not run")
         return
@@ -45,7 +44,7 @@ def speed(node: Node, report: NodeReport) -> None:
 
 
 def layer(node: Node, report: NodeReport, group: Any, gathers: bool, shape: tuple[int, int, int]) -> dict[str, Any]:
-    """The times of all forms of a layer on this rank; a form that is wrong, or can't be, has none."""
+    """Returns the times of all forms of a layer on this rank; a form that is wrong, or raises an error, has none."""
     m, n, k = shape
     program = all_gather_matmul if gathers else matmul_reduce_scatter
     x = _numbers(node, m // node.world if gathers else m, k, node.rank)
@@ -75,7 +74,7 @@ def layer(node: Node, report: NodeReport, group: Any, gathers: bool, shape: tupl
 
 
 def _agree(node: Node, refused: dict[str, str], form: str) -> None:
-    """A form that one rank refuses is refused by all, or they would not time the same."""
+    """Makes all ranks refuse a form that one rank refuses, so that all time the same forms."""
     by_rank: list[str | None] = [None] * node.world
     dist.all_gather_object(by_rank, refused.get(form))
     if why := next((f"rank {r}: {w}" for r, w in enumerate(by_rank) if w), None):
@@ -83,7 +82,7 @@ def _agree(node: Node, refused: dict[str, str], form: str) -> None:
 
 
 def timed(node: Node, forms: dict[str, Form]) -> tuple[dict[str, list[float]], dict[str, int]]:
-    """Microseconds of every repeat of each form, and how often the host was late."""
+    """Returns microseconds of every repeat of each form, and how often the host was late."""
     times: dict[str, list[float]] = {form: [] for form in forms}
     late = dict.fromkeys(forms, 0)
     before = _before(node)
@@ -98,7 +97,7 @@ def timed(node: Node, forms: dict[str, Form]) -> tuple[dict[str, list[float]], d
 
 
 def _before(node: Node) -> Callable[[], object]:
-    """What is enqueued before a call: the cache is flushed, and the ranks meet."""
+    """Returns what is enqueued before a call: it flushes the cache and lets the ranks meet."""
     if not node.place.on_gpu:
         return dist.barrier
     flushed = torch.empty(FLUSHED, dtype=torch.uint8, device=node.place.place)
@@ -118,7 +117,7 @@ def _numbers(node: Node, rows: int, cols: int, seed: int) -> torch.Tensor:
 
 
 def _right(x: torch.Tensor, weight: torch.Tensor, gathers: bool) -> torch.Tensor:
-    """What is right on this rank, by torch, in float32."""
+    """Returns the right result on this rank, by torch in float32."""
     world, rank = dist.get_world_size(), dist.get_rank()
     if gathers:
         full = x.new_empty(world * len(x), x.shape[1])

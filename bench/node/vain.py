@@ -1,4 +1,4 @@
-"""Waits in vain on a node: a rank that never calls, a signal that nobody gives, and a rank that is killed."""
+"""Steps with failing ranks on a node: a rank never calls, a rank withholds a signal, and a rank is killed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _good(node: Node, group: Any) -> dict[str, Any]:
 
 
 def vain(node: Node, report: NodeReport) -> None:
-    """The last rank makes no call; the first makes one and brings nothing. All raise, and a good call follows."""
+    """Lets the last rank make no call, then the first rank bring nothing. All ranks raise, and a good call follows."""
     about = {"op": "all_gather_matmul", "world": node.world, "schedule": SCHEDULE}
     mute, last = 0, node.world - 1  # the first has rows to bring
     cases: dict[str, tuple[type[StuckError], tuple[str, ...]]] = {
@@ -66,7 +66,7 @@ def vain(node: Node, report: NodeReport) -> None:
 
 @contextmanager
 def _patient(group: Any) -> Iterator[None]:
-    """This rank brings nothing, and leaves it to the others to give up."""
+    """A context in which this rank brings nothing, and waits longer than other ranks, so that these give up first."""
     bounds = group.bounds
     group.bounds = replace(bounds, stuck=PATIENCE * bounds.stuck)
     try:
@@ -77,7 +77,7 @@ def _patient(group: Any) -> Iterator[None]:
 
 
 def killed(node: Node, report: NodeReport) -> None:
-    """The process of the last rank is killed between two calls; all others name it. The last step of a process."""
+    """Kills the process of the last rank between two calls, and checks that all other ranks name it."""
     last = node.world - 1
     report.silent.add(last)
     with report.case("a rank is killed", op="all_gather_matmul", world=node.world, schedule=SCHEDULE) as found:
@@ -98,4 +98,4 @@ def killed(node: Node, report: NodeReport) -> None:
 
 
 CALLS_AFTER = 3
-"""Calls that are tried after a rank was killed: the first may be past the point at which it is looked for."""
+"""The number of calls after a rank was killed: the first may be past the point where it looks for dead ranks."""

@@ -117,8 +117,7 @@ def _combined(on: Machine, tokens: int, sms: int, form: str) -> float:
 
 
 def _pushing(on: Machine) -> Machine:
-    """Returns the machine with loads from peers as fast as stores to them: our schedules then take as long as pushes.
-    """
+    """Returns the machine with loads from peers as fast as stores to them: our schedules then cost as pushes do."""
     return on.changed(**{"agents.load_store.pull": on.agent("load_store").push})
 
 

@@ -36,8 +36,7 @@ class Form:
     moves: str
 
     def steps(self, machine: Machine, world: int, m: int, n: int, k: int) -> Steps:
-        """Returns the steps of a run. M is the whole size; N (all-gather) or K (reduce-scatter) is the size on a rank.
-        """
+        """Returns the steps of a run. M is the whole size; N (all-gather) or K (reduce-scatter) is a rank's size."""
         program = self.program.bind(self.schedule(m, world), "bfloat16", self.program.optional)
         sizes = Sizes.of(program, world, {"M": m, "N": n, "K": k})
         return steps_of(program, sizes, machine, dict(self.agents))

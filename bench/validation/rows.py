@@ -69,8 +69,7 @@ def _kraken(m: int, k: int, nccl: float, triton: float) -> Row:
 
 
 def _chart(operator: str, n: int, k: int, flux: float, distributed: float) -> Row:
-    """Returns a row for a layer over 8 ranks. n and k are the layer's sizes; values are speed-ups of FLUX and
-    Triton-distributed."""
+    """Returns a row for a layer of n and k over 8 ranks, with the speed-ups of FLUX and Triton-distributed."""
     forms = (GATHER, GATHER) if operator == AG else (EPILOGUE, ENGINE)
     shape = (n // 8, k) if operator == AG else (n, k // 8)
     return _row(
