@@ -18,8 +18,8 @@ NOTES = (
 )
 RING = "ring"
 OF_RING = (
-    "[4] Its partial sums travel in float32. In all other forms, also the unfused one, partial sums travel in the dtype "
-    "of the results. No figure here counts bytes."
+    "[4] Its partial sums travel in float32. In all other forms, also the unfused one, they travel in the dtype of the "
+    "results. No figure here counts bytes."
 )
 
 
