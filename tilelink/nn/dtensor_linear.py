@@ -46,8 +46,7 @@ class ColwiseLinear(nn.Linear):
 
 @public_class
 class RowwiseLinear(nn.Linear):
-    """An `nn.Linear` that `RowwiseParallel` has spread: `weight` is a DTensor, Shard(1), and `bias` a replicated
-    DTensor."""
+    """An `nn.Linear` that `RowwiseParallel` has spread: `weight` is a DTensor, Shard(1), `bias` a replicated one."""
 
     weight: DTensor
     layouts: Layouts

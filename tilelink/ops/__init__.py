@@ -1,4 +1,4 @@
-"""Operators of torch for tensor parallelism: linear layers with the collective before or after them.
+"""Operators of torch for tensor and expert parallelism: linear layers and layers of experts, with their collectives.
 
     y = tilelink.ops.all_gather_linear(x, [w_gate, w_up], gather_dim=1, group=tp)
 

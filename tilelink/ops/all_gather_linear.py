@@ -208,8 +208,8 @@ def all_gather_linear(
     plan: str | None = None,
     return_gathered: bool = False,
 ) -> Any:
-    """all_gather(x) @ weight.T + bias on every rank, for one weight or several weights that share the gather (Q, K and
-    V; gate and up). Returns a tensor for one weight, and a list for a list. With `return_gathered` it returns the pair
+    """Computes all_gather(x) @ weight.T + bias on every rank, for one weight or several weights that share the gather
+    (Q, K and V; gate and up). Returns a tensor for one weight, and a list for a list; with `return_gathered`, the pair
     (gathered x, this result).
 
     `x`: (..., K), float32, float16 or bfloat16, the rank's shard. The shards are concatenated in the order of ranks

@@ -88,7 +88,7 @@ def linear_all_reduce(
     group: dist.ProcessGroup | str | None = None,
     plan: str | None = None,
 ) -> torch.Tensor:
-    """The sum over the ranks of x @ weight.T, plus bias, on every rank, with the same bits.
+    """Returns the sum over the ranks of x @ weight.T, plus bias: on every rank, with the same bits.
 
     `x`: (..., K), float32, float16 or bfloat16. `weight`: (N, K) as in nn.Linear, for the rank's part of the summed
     features. `bias`: (N,), added once, to the sum; the same on every rank. `reduce_op`: "sum", or "avg" over the ranks.

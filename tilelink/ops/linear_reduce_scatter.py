@@ -165,7 +165,7 @@ def linear_reduce_scatter(
     group: dist.ProcessGroup | str | None = None,
     plan: str | None = None,
 ) -> torch.Tensor:
-    """The rank's part, along `scatter_dim`, of the sum over the ranks of x @ weight.T, plus bias.
+    """Returns the rank's part, along `scatter_dim`, of the sum over the ranks of x @ weight.T, plus bias.
 
     `x`: (..., K), float32, float16 or bfloat16. `weight`: (N, K) as in nn.Linear, for the rank's part of the summed
     features. `bias`: (N,), added once, to the sum. `scatter_dim`: the dimension of the result (..., N) that is split,
