@@ -111,6 +111,43 @@ WRONG = [
         "make does not store and notify partial[M[M_lo:+16], K[K_lo:+16]] once in each tile",
     ),
     case(
+        "producer that copies over its block",
+        {
+            "def make(t, x, partial):": "def make(t, x, w, partial):", "make[tk.tiles(partial)](x, partial)":
+            "make[tk.tiles(partial)](x, x, partial)",
+            STORE: "    partial[t].store(block + block)\n"
+            "    tk.copy(w[t], partial[t])  # <-\n    tk.notify(partial[t])",
+        },
+        "make writes partial here, too; the block in registers does not change with it",
+    ),
+    case(
+        "producer that copies over a part of its block in a loop",
+        {
+            STORE: "    partial[t].store(block + block)\n    for k in tk.steps(t.cols, by=8):\n"
+            "        tk.copy(x[t.rows, k], partial[t.rows, k])  # <-\n    tk.notify(partial[t])",
+        },
+        "make writes partial here, too",
+    ),
+    case(
+        "producer that stores some rows",
+        {
+            "def make(t, x, partial):": "def make(t, x, wanted, partial):",
+            "make[tk.tiles(partial)](x, partial)": "make[tk.tiles(partial)](x, wanted, partial)",
+            'x: tk.Local("M", "K"),': 'x: tk.Local("M", "K"), wanted: tk.Local("M", dtype=tl.int32),',
+            "block + block))": "block + block, where=wanted[t.rows]))  # <-",
+        },
+        "make stores some rows of partial[M[M_lo:+16], K[K_lo:+16]] only; the block in registers has all of them",
+    ),
+    case(
+        "another role that writes the buffer",
+        {
+            LAUNCH: "    again[tk.tiles(partial)](x, partial)\n" + LAUNCH,
+            "@tk.program": "@tk.tile\ndef again(t, x, partial):\n    tk.copy(x[t], partial[t])  # <-\n\n\n@tk.program",
+            SCHEDULE: SCHEDULE.replace("add=", "again=tk.SMs(tile=(16, 16)), add="),
+        },
+        "again writes partial here, too",
+    ),
+    case(
         "producer with a branch",
         {STORE: "    if t.home > 0:\n        tk.notify(partial[t].store(block + block))", WAIT: f"{WAIT}  # <-"},
         "and a tile of make notifies nothing in every tile",

@@ -30,7 +30,7 @@ def fold(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
         if isinstance(resource, Epilogue):
             producer = _producer(launch, resource, binding.schedule, made)
             program, ways = _ways(program, binding, launch, producer)
-            made[producer.name] = _folded(producer, ways, program.tensors)
+            made[producer.name] = _folded(producer, ways, program)
         else:
             made[launch.function.name] = program.role(launch.function.name)
     return replace(program, roles=tuple(made.values()))
@@ -76,7 +76,7 @@ def _ways(
     return program, ways
 
 
-def _folded(producer: ir.Role, ways: Sequence[ir.Role], tensors: Sequence[ir.Tensor]) -> ir.Role:
+def _folded(producer: ir.Role, ways: Sequence[ir.Role], program: ir.TileProgram) -> ir.Role:
     """The producer with a role in its epilogue. `ways`: that role in the producer's tiles, once for each choice of the
     executing rank. The function takes the way that waits for what the producer's tile notifies, on the rank that
     notifies. Raises ScheduleError."""
@@ -90,8 +90,8 @@ def _folded(producer: ir.Role, ways: Sequence[ir.Role], tensors: Sequence[ir.Ten
             ways[0].site,
         )
     folded = next((way for way in alike if set(way.awaited) <= set(_notified(producer))), alike[0])
-    _check(producer, folded)
-    dtypes = {t.name: TRITON_DTYPES[t.dtype] for t in tensors}
+    _check(producer, folded, [r for r in program.roles if r.name not in (producer.name, *producer.folded, folded.name)])
+    dtypes = {t.name: TRITON_DTYPES[t.dtype] for t in program.tensors}
     body: list[ir.Statement] = []
     missing = set(folded.awaited)
     for s in producer.body:
@@ -107,7 +107,7 @@ def _folded(producer: ir.Role, ways: Sequence[ir.Role], tensors: Sequence[ir.Ten
     return replace(producer, body=tuple(body), folded=(*producer.folded, folded.name))
 
 
-def _check(producer: ir.Role, folded: ir.Role) -> None:
+def _check(producer: ir.Role, folded: ir.Role, others: Sequence[ir.Role]) -> None:
     """Raises ScheduleError for a role that can't be folded into the producer."""
 
     def fail(where: ir.Statement | ir.Role, why: str) -> NoReturn:
@@ -130,9 +130,18 @@ def _check(producer: ir.Role, folded: ir.Role) -> None:
         if len(stores) != 1 or notified.count(v) != 1:
             fail(producer, f"{producer.name} does not store and notify {v} once in each tile: a loop, a branch or a "
                  "copy is between; store the block and notify it, one after the other")
+        if stores[0].where is not None:
+            fail(stores[0], f"{producer.name} stores some rows of {v} only; the block in registers has all of them")
+        for role in (producer, *others):
+            if again := next((s for s in _writes(role, v.tensor) if s is not stores[0]), None):
+                fail(again, f"{role.name} writes {v.tensor} here, too; the block in registers does not change with it")
     for copy in ir.every(ir.Copy, folded.body):
         if copy.source.guard is not None and replace(copy.source, guard=None) not in folded.awaited:
             fail(copy, f"it copies {copy.source}, a part of what it waits for; the whole block is in registers")
+
+
+def _writes(role: ir.Role, tensor: str) -> list[ir.Store | ir.Copy]:
+    return [s for s in ir.walk(role.body) if isinstance(s, ir.Store | ir.Copy) and s.target.tensor == tensor]
 
 
 def _from_registers(body: ir.Body) -> ir.Body:
