@@ -55,6 +55,33 @@ WRONG = [
 ]
 
 
+@tk.tile
+def tell(t, x, flag):  # type: ignore[no-untyped-def]
+    tk.notify(tk.copy(x[t], flag[t]))
+
+
+@tk.tile
+def add_inputs(t, x, flag, out):  # type: ignore[no-untyped-def]
+    acc = tl.zeros(t.shape, tl.float32)
+    for r in tk.ranks():
+        tk.wait(flag[t].at(r))
+        acc += x[t].at(r).load()
+    out[t].store(acc)
+
+
+@tk.program
+def sum_of_inputs(x: tk.Local("M", "N"), out: tk.Local("M", "N")):  # type: ignore[no-untyped-def]
+    flag = tk.local("M", "N")
+    tell[tk.tiles(flag)](x, flag)
+    add_inputs[tk.tiles(out)](x, flag, out)
+
+
+def test_a_sum_of_what_was_not_waited_for_can_not_multicast() -> None:
+    few = tk.SMs(1, tile=(4, 4))
+    with pytest.raises(ScheduleError, match="add_inputs can't multicast"):
+        sum_of_inputs.bind(tk.Schedule(tell=few, add_inputs=tk.SMs(1, tile=(4, 4), via="multicast")))
+
+
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda c: c.name)
 def test_what_can_not_multicast(wrong: Case, tmp_path: Path) -> None:
     check(wrong, tmp_path)

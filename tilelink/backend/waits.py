@@ -60,8 +60,16 @@ def in_pieces(role: Role, program: TileProgram, facts: Facts, target: Target) ->
         case (ir.For(body=(ir.Wait(views=(view,)), ir.For() as inner)) as loop, *_):
             signals = program.signals_of(view.tensor)
             one = not cells_awaited(signals, view)[2] and not any(n.sums for n in signals.notifiers)
-            return loop if one and pipelining.pipelined(inner, role, program) else None
+            alone = sum(x.name == loop.name for x in ir.every(ir.For, role.body)) == 1
+            found = one and alone and not _of_tile(role, loop.start, *(h for s in opening for h in s.code.holes))
+            return loop if found and pipelining.pipelined(inner, role, program) else None
     return None
+
+
+def _of_tile(role: Role, *values: object) -> bool:
+    """Whether a value depends on the tile. The opening of a tile is written before the tile's coordinates are known."""
+    names = {symbol.name for value in values for symbol in getattr(value, "free_symbols", ())}
+    return not names.isdisjoint(name for name, _ in role.walk.coordinates)
 
 
 class Waits:

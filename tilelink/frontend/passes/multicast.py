@@ -73,7 +73,7 @@ def _sum_of_all(s: ir.Statement, program: ir.TileProgram) -> ir.Body:
                 return (s,)
             (load,), rank = code.loads, symbol(s.name)
             awaited, loaded = _of_all(waited, rank), _of_all(load.view, rank)
-            if awaited and loaded and program.tensor(loaded.tensor).dtype in SUMMED:
+            if awaited and loaded and loaded.tensor == awaited.tensor and program.tensor(loaded.tensor).dtype in SUMMED:
                 code = replace(code, holes=tuple(ir.Load(loaded) if h == load else h for h in code.holes))
                 return (replace(wait, views=(awaited,)), replace(add, code=code))
     return (s,)

@@ -27,7 +27,8 @@ def wait_in_pieces(program: ir.TileProgram, _: Binding) -> ir.TileProgram:
 
 def _in_pieces(role: ir.Role) -> ir.Role:
     body = role.body
-    for wait in [s for s in body if isinstance(s, ir.Wait)]:
+    read = {v.guard for s in ir.walk(body) for v in s.read}
+    for wait in [s for s in body if isinstance(s, ir.Wait) and s.name in read]:  # others order what stands behind them
         body = tuple(_moved(wait, body, [wait.name]))
     if not any(isinstance(inner, ir.Wait) for loop in ir.every(ir.For, body) for inner in loop.body):
         raise ScheduleError(
