@@ -174,7 +174,7 @@ def over_the_link(
     gathers = program is all_gather_matmul
     x, peers = (_numbers(place, m // world if gathers else m, k, seed) for seed in range(2))
     weight = _numbers(place, n, k, 2).T
-    group = LoopbackGroup(device, world, _heap(m, n, k, gathers, 1), 1 << 16, shared)
+    group = LoopbackGroup(device, world, _heap(m, n, k, gathers, 1), 1 << 19, shared)
     given = Prepared(group, program, schedule, x, weight, peers)
     fused = given.checked()
     full = torch.cat([x, *[peers] * (world - 1)]) if gathers else x
@@ -207,7 +207,7 @@ def _copies(place: Place, group: LoopbackGroup, given: Prepared, full: torch.Ten
     """Returns an unfused form with the same traffic on the link as the schedule, by copies: rows to or from peers
     before torch.matmul, or parts of the sum after it."""
     gathers, world = given.program is all_gather_matmul, group.world
-    resource = given.program.schedules[given.schedule]["gather" if gathers else "send"]
+    resource = given.program.unchanged(given.schedule, given.program.optional)["gather" if gathers else "send"]
     fetches = getattr(resource, "at", None) == ("reader" if gathers else "home")
     part = given.x if gathers else given.x.new_empty(len(given.x) // world, given.weight.shape[1])
     host = torch.empty(part.shape, dtype=part.dtype, pin_memory=place.place.type == "cuda")
@@ -260,7 +260,7 @@ def _of(do: Do) -> Callable[[int], Any]:
 
 def _heap(m: int, n: int, k: int, gathers: bool, slots: int) -> int:
     """Bytes of a heap that holds what is gathered, or what is sent, in its slots."""
-    return slots * (2 * m * (k if gathers else 3 * n) + 2 * m * k + (8 << 20))
+    return slots * (2 * m * (k if gathers else 2 * n) + 2 * m * k + (8 << 20))
 
 
 def _numbers(place: Place, rows: int, cols: int, seed: int) -> torch.Tensor:
