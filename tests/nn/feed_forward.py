@@ -95,6 +95,15 @@ class Tied(nn.Module):
         return self.second(self.first(x))
 
 
+def inferred(group: dist.ProcessGroup) -> list[str]:
+    """What is wrong in `torch.inference_mode`, whose tensors count no changes."""
+    parallel, right = feed_forward(group)
+    x = torch.randn(BATCH, TOKENS, WIDTH, generator=torch.Generator().manual_seed(4))
+    with torch.inference_mode():
+        error = far(parallel(own_tokens(group)(x)), own_tokens(group)(right(x)))
+    return [] if error < LIMIT else [f"{error:.1e}"]
+
+
 def planned(group: dist.ProcessGroup) -> tuple[list[str], list[str]]:
     """The programs that a forward runs by plans, with their schedules; and what is wrong of it."""
     shared = tnn.SharedColwiseParallel("gate", "up", input_layouts=Shard(1), plan="pull")

@@ -23,6 +23,10 @@ def test_block_on_groups_of_other_sizes(pool: Pool, groups: list[tuple[int, ...]
     assert_right(pool, groups, on_ranks.block_wrong, "ours", "torch")
 
 
+def test_inference_mode(pool: Pool) -> None:
+    assert_right(pool, [(0, 1)], feed_forward.inferred)
+
+
 def test_layouts_are_those_of_torch(pool: Pool) -> None:
     assert_right(pool, [(0, 1)], one_linear.layouts_wrong, True, 7)
 

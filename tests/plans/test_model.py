@@ -43,6 +43,18 @@ def test_a_folder_and_sizes_that_are_said(tmp_path: Path) -> None:
     assert made.layers(2)[0].columns == (64, 64, 64)
 
 
+@pytest.mark.parametrize(
+    ("said", "other"),
+    [
+        ({}, ""), ({"torch_dtype": "bfloat16"}, ""), ({"torch_dtype": "float64"}, "float64"),
+        ({"torch_dtype": "bfloat16", "quantization_config": {"quant_method": "fp8"}}, "fp8"),
+    ],
+)  # fmt: skip
+def test_a_dtype_that_no_plan_has_is_told(said: dict[str, Any], other: str, tmp_path: Path) -> None:
+    made = model(written(tmp_path, TINY | said))
+    assert (made.dtype, made.other_dtype) == ("bfloat16", other)
+
+
 def test_experts(tmp_path: Path) -> None:
     made = model(written(tmp_path, MOE))
     assert [layer.name for layer in made.layers(4)] == ["qkv", "o", "shared_gate_up", "shared_down"]

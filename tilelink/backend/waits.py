@@ -61,7 +61,8 @@ def in_pieces(role: Role, program: TileProgram, facts: Facts, target: Target) ->
             signals = program.signals_of(view.tensor)
             one = not cells_awaited(signals, view)[2] and not any(n.sums for n in signals.notifiers)
             alone = sum(x.name == loop.name for x in ir.every(ir.For, role.body)) == 1
-            found = one and alone and not _of_tile(role, loop.start, *(h for s in opening for c in s.codes for h in c.holes))
+            early = [hole for s in opening for code in s.codes for hole in code.holes]
+            found = one and alone and not _of_tile(role, loop.start, *early)
             return loop if found and pipelining.pipelined(inner, role, program) else None
     return None
 

@@ -82,7 +82,7 @@ class Siblings:
     def result(self, name: str, input: torch.Tensor) -> torch.Tensor:
         """Returns the rank's part of a layer's result. Raises ArgumentError if its siblings had another input."""
         if name not in self._waiting:
-            self._input, self._version, self._waiting = input, input._version, self._computed(input)
+            self._input, self._version, self._waiting = input, _version(input), self._computed(input)
         else:
             self._check_same(name, input)
         result = self._waiting.pop(name)
@@ -97,9 +97,9 @@ class Siblings:
             other = "another tensor than"
         elif torch.compiler.is_compiling():  # a version is then a symbol: torch checks it when it compiles the graph
             # Dynamo of torch 2.11 takes no message that refers to a variable.
-            torch._check(self._version == input._version, lambda: "the input was changed since another linear had it")
+            torch._check(self._version == _version(input), lambda: "the input was changed since another linear had it")
             return
-        elif self._version != input._version:
+        elif self._version != _version(input):
             other = "a tensor that was changed since it was given to"
         else:
             return
@@ -121,6 +121,13 @@ class Siblings:
         else:
             outs = column_linear(x, weights, biases, dim, lengths, layouts.group_name, layouts.plan)
         return dict(zip(named, outs, strict=True))
+
+
+def _version(input: torch.Tensor) -> int:
+    """The number of changes of a tensor; 0 for one of `torch.inference_mode`, which does not count them."""
+    compiling = torch.compiler.is_compiling()
+    uncounted = torch.is_inference_mode_enabled() if compiling else input.is_inference()
+    return 0 if uncounted else input._version
 
 
 def is_ours(layer: ColwiseLinear | RowwiseLinear) -> bool:

@@ -96,8 +96,20 @@ class Model:
     @cached_property
     def dtype(self) -> str:
         """The dtype of weights: float32 or float16 if the file says so, else bfloat16."""
-        said = str(self.values.get("torch_dtype", self.values.get("dtype", ""))).removeprefix("torch.")
-        return said if said in ("float32", "float16") else "bfloat16"
+        return self._said if self._said in ("float32", "float16") else "bfloat16"
+
+    @property
+    def other_dtype(self) -> str:
+        """The dtype of weights that the file says and no plan has: a float8 quantization, or float64; else ""."""
+        known = ("", "None", "auto", "float32", "float16", "bfloat16")
+        quantized = self.values.get("quantization_config")
+        if isinstance(quantized, Mapping):
+            return str(quantized.get("quant_method", "another"))
+        return "" if self._said in known else self._said
+
+    @property
+    def _said(self) -> str:
+        return str(self.values.get("torch_dtype", self.values.get("dtype", ""))).removeprefix("torch.")
 
     def layers(self, tp: int) -> tuple[Layer, ...]:
         """The linear layers of a block under tensor parallelism of `tp` ranks, without experts. Several ranks have the

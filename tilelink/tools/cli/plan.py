@@ -172,6 +172,8 @@ def _text(machine: Machine, model: Model, tp: int, ep: int | None, rows: list[Ro
         for r in rows
     ]  # fmt: skip
     said = [f"{model.name}, {model.dtype}, {tp} ranks, {machine.title}: predicted, not measured"]
+    if model.other_dtype:
+        said += [f"the file says {model.other_dtype} weights, which are not predicted: {model.dtype} is assumed"]
     if machine.reserved:
         said += [f"fused forms leave {machine.reserved} of {machine.sms} SMs to others; forms of experts leave none"]
     else:
