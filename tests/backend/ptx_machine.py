@@ -15,6 +15,9 @@ class ExitError(Exception):
     """The thread has ended."""
 
 
+SPECIAL = {"%tid", "%laneid", "%ctaid", "%globaltimer"}
+
+
 class Machine:
     """Executes inline assembly on `memory`, words by address. `special`: values of registers such as %laneid, or
     functions that give them. `on_load` is called with the address before each load; `log` has every memory operation,
@@ -103,3 +106,32 @@ def _parse(text: str) -> tuple[list[str], dict[str, int]]:
         elif line and not line.startswith(".reg"):
             lines.append(line)
     return lines, labels
+
+
+def undefined(text: str) -> list[str]:
+    """The instructions that read a register which some path to them leaves unassigned. (ptxas may give such a register
+    to another value on the paths that do assign it.)"""
+    lines, labels = _parse(text)
+    known: dict[int, frozenset[str]] = {0: frozenset()}
+    wrong, to_look = set[str](), [0]
+    while to_look:
+        at = to_look.pop()
+        if at == len(lines):
+            continue
+        guard, line = re.fullmatch(r"(@!?%\w+ )?(.*)", lines[at]).groups()  # type: ignore[union-attr]
+        name, _, rest = line.partition(" ")
+        kind = name.split(".")[0]
+        writes = kind not in ("st", "bra", "bar", "fence", "nanosleep", "exit")
+        to, given = (rest.partition(",")[0].strip(), rest.partition(",")[2]) if writes else ("", rest)
+        own = set(re.findall(r"%\w+", (guard or "") + given)) - SPECIAL
+        if not own <= known[at]:
+            wrong.add(lines[at])
+        after = known[at] | ({to} if to and not guard else set())
+        ways = [labels[rest.strip()]] if kind == "bra" else []
+        ways += [at + 1] if guard or kind not in ("bra", "exit") else []
+        for way in ways:
+            found = after & known[way] if way in known else after
+            if found != known.get(way):
+                known[way] = found
+                to_look.append(way)
+    return sorted(wrong)

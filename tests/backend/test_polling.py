@@ -11,7 +11,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tests.backend.ptx_machine import ExitError, Machine
+from tests.backend.ptx_machine import ExitError, Machine, undefined
 from tilelink.backend.targets import portable
 from tilelink.backend.targets.polling import polling, returning
 from tilelink.backend.targets.portable import POISON, PROGRESS, WAITER
@@ -96,6 +96,17 @@ def test_the_word_comes(polls: int) -> None:
     assert names[-2:] == ["ld.acquire.sys.global.s32", "fence.proxy.async.global"]
     assert machine.registers["$0"] == 4
     assert not [n for n in names if n.startswith(("st", "atom"))], "a wait that ends well stores nothing"
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("lanes", ["one", "first", "all"])
+@pytest.mark.parametrize(("bits", "pair"), [(32, False), (64, False), (64, True)])
+def test_registers_are_assigned_on_every_path(bits: int, pair: bool, lanes: str, ends: bool) -> None:
+    """On an H200 a wait whose first look assigned a register never ended: ptxas had merged it with another one."""
+    text = polling.fn(bits, "sys", lanes, True, pair, ends)
+    assert not undefined(text)
+    late = text.replace("mov.u64 %began, 0;", "")
+    assert undefined(late) == ["sub.u64 %v, %now, %began"]
 
 
 def test_more_than_expected_is_enough() -> None:
