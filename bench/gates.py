@@ -59,7 +59,7 @@ WITHIN_BUDGET = frozenset(
     for target, names, schedules in (
         ("sm_90", ("all_gather_matmul",), ("pull", "multicast")),
         ("sm_90", ("all_gather_matmul[gathered]", "all_gather_matmul[2]"), ("multicast",)),
-        ("sm_90", ("all_gather_matmul_backward[2]",), ("push", "pull", "fused")),
+        ("sm_90", ("all_gather_matmul_backward[2]",), ("pull", "fused")),
         ("sm_90", ("matmul_reduce_scatter_backward", "matmul_reduce_scatter_backward[dbias]"), ("pull",)),
         ("sm_90", ("matmul_all_reduce",), PUSHED),
         ("sm_90", ("matmul_reduce_scatter",), ("pull",)),
@@ -95,8 +95,9 @@ WITHIN = {
     **{f"{name} {schedule} sm_90": {**BUDGET, "step": 96} for name in EXPERTS for schedule in ("push", "pull")},
     **{f"all_gather_grouped_matmul[gathered] {s} sm_90": {**BUDGET, "step": 98, "spill_bytes": 44} for s in PUSHED},
     **{f"{name} few sm_90": {**BUDGET, "step": 108} for name in EXPERTS},
-    "matmul_all_reduce fused sm_90": {**BUDGET, "step": 90},
-    "all_gather_matmul_backward fused sm_90": {**BUDGET, "step": 81},
+    "matmul_all_reduce fused sm_90": {**BUDGET, "step": 92},
+    "all_gather_matmul_backward fused sm_90": {**BUDGET, "step": 86},
+    "all_gather_matmul_backward[2] push sm_90": {**BUDGET, "step": 86},
     **{f"{name} {s} sm_90": {**BUDGET, "step": step} for name, step in WITH_WEIGHTS for s in FOR_EXPERTS},
     **{f"all_gather_grouped_matmul {s} sm_90": {**BUDGET, "step": 96} for s in ("by_rank", "multicast")},
     "all_gather_grouped_matmul engine sm_90": {**BUDGET, "step": 100},
@@ -114,8 +115,8 @@ WITHIN = {
 two products or rows are kept; the ptxas of Triton 3.9 does so wherever a role pushes. Loops over rows of experts also
 compute where the rows end, and the expert's weight. On Triton 3.8.0 gradients of weights take 116 to 165 instructions,
 on other versions at most 109, and `engine` takes 97. Waits set their registers before the first poll: where that takes
-registers away, `fused` AllReduce takes 90 on 3.7.1, the backward of AllGather 81 on 3.6.0, and experts that keep what
-they gather spill 44 bytes on 3.6.0."""
+registers away, `fused` AllReduce takes 90 on 3.7.1 and 92 on 3.9.0, the backward of AllGather 81 on 3.6.0 and 86 on
+3.9.0, and experts that keep what they gather spill 44 bytes on 3.6.0."""
 
 
 @dataclass(frozen=True)
