@@ -124,10 +124,9 @@ class Siblings:
 
 
 def _version(input: torch.Tensor) -> int:
-    """The number of changes of a tensor; 0 for one of `torch.inference_mode`, which does not count them."""
-    compiling = torch.compiler.is_compiling()
-    uncounted = torch.is_inference_mode_enabled() if compiling else input.is_inference()
-    return 0 if uncounted else input._version
+    """The number of changes of a tensor; 0 for one of `torch.inference_mode`, which does not count them. (Dynamo can't
+    ask for that mode.)"""
+    return 0 if not torch.compiler.is_compiling() and input.is_inference() else input._version
 
 
 def is_ours(layer: ColwiseLinear | RowwiseLinear) -> bool:
