@@ -97,7 +97,7 @@ def without_workers(script: Script, role: str) -> Script:
     def without(step: Step) -> Step:
         if not isinstance(step, KernelStep):
             return step
-        values = (0 if n == f"{role}_workers" else v for n, v in zip(step.names, step.values, strict=True))
+        values = (0 if n == f"{role}_workers" else v for n, v in zip(step.kernel.names, step.values, strict=True))
         return replace(step, values=tuple(values))
 
     return replace(script, steps=tuple(map(without, script.steps)))

@@ -4,13 +4,14 @@ arguments. Triton's own path is taken; the driver at its end is a stand-in."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from triton.backends.compiler import GPUTarget
 from triton.runtime import driver as triton_driver
 
-from bench.gpu.host import NoDriver
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
 from tests.runtime.inputs import Inputs
 from tilelink.backend.targets import FORMS, TARGETS, Target
@@ -29,13 +30,23 @@ SCHEDULES = {
 }
 
 
-class TritonDriver(NoDriver):
-    """`launched`: (kernel, grid, stream, arguments) of each launch."""
+class TritonDriver:
+    """The part of Triton's driver that compiling, loading and launching use. It loads and launches nothing.
+    `launched`: (kernel, grid, stream, arguments) of each launch."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.utils = SimpleNamespace(
+            load_binary=self.load, unload_module=lambda module: None,
+            get_device_properties=lambda device: {"max_shared_mem": HOPPER.shared_bytes},
+        )  # fmt: skip
         self.launched: list[tuple[str, tuple[int, int, int], int, tuple[Any, ...]]] = []
         self.loaded: list[str] = []
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget(HOPPER.backend, HOPPER.arch, HOPPER.warp_size)
+
+    def get_current_device(self) -> int:
+        return 0
 
     def get_current_stream(self, device: int) -> int:
         return -1  # of no launch: each says on which stream
@@ -114,7 +125,7 @@ def test_arguments_of_a_launch(triton: TritonDriver, schedule: str) -> None:
     step = known[0].steps[-1]
     mine = triton.launched[len(names) - 1 :: len(names)][1::2]
     for inputs, out, (_, grid, stream, values) in zip(sets, outs[1], mine, strict=True):
-        by_name = dict(zip(step.names, values, strict=True))  # type: ignore[union-attr]
+        by_name = dict(zip(step.kernel.names, values, strict=True))  # type: ignore[union-attr]
         assert grid == (6, 1, 1) and stream == ranks.groups[1].stream.cuda_stream
         (blocks,) = (v for n, v in by_name.items() if n.startswith("weight_blocks"))
         assert blocks.base is inputs.weight[1] and by_name["out"] is out
@@ -138,7 +149,7 @@ def test_descriptors_of_peers_are_of_what_lies_in_their_heaps(
     launches = [rest for name, *_, rest in triton.launched if name == "all_gather_matmul"]
     assert len(launches) == 6
     for rest in launches:
-        by_name = dict(zip(step.names, rest, strict=True))  # type: ignore[union-attr]
+        by_name = dict(zip(step.kernel.names, rest, strict=True))  # type: ignore[union-attr]
         of_peers = [by_name[f"{peers}_blocks_64_by_64_of_{rank}"].base.data_ptr() for rank in range(2)]
         first, second = (lies - heap for lies, heap in zip(of_peers, heaps, strict=True))
         assert first == second > 0, "at one place of both heaps"
@@ -173,7 +184,7 @@ def test_arguments_of_the_specialised_form(triton: TritonDriver) -> None:
     assert device.loads == ["all_gather_matmul"] * 2 and len(triton.launched) == 4
     (known,) = ranks.groups[1]._known.values()
     assert "warp_specialize" in known[0].record.prepared.lowered.source
-    by_name = dict(zip(known[0].steps[-1].names, triton.launched[-1][-1], strict=True))  # type: ignore[union-attr]
+    by_name = dict(zip(known[0].steps[-1].kernel.names, triton.launched[-1][-1], strict=True))  # type: ignore[union-attr]
     (blocks,) = (v for n, v in by_name.items() if n.startswith("weight_blocks"))
     assert blocks.base.data_ptr() == weight.data_ptr()
     assert blocks.layout.swizzle_byte_width == 128 and list(blocks.block_shape) == [64, 64]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from functools import lru_cache
+from itertools import count
 from threading import Lock
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -14,27 +14,45 @@ P = ParamSpec("P")
 Class = TypeVar("Class", bound=type)
 
 
-class Kept(OrderedDict[K, V]):
+class Kept(Generic[K, V]):
     """At most `most` values by key. If there is one too many, the least recently used value goes."""
 
     def __init__(self, most: int) -> None:
-        super().__init__()
         self.most, self._lock = most, Lock()  # ranks may be threads
+        self._uses = count()
+        self._values: dict[K, tuple[V, list[int]]] = {}  # with the number of the last use
 
-    def get(self, key: K) -> V | None:  # type: ignore[override]
-        """The value of a key, which counts as a use; None if it was not kept, or is gone."""
-        with self._lock:
-            value = super().get(key)
-            if value is not None:
-                self.move_to_end(key)
-            return value
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: K) -> bool:
+        """Whether a value is kept. This is no use of it."""
+        return key in self._values
+
+    def clear(self) -> None:
+        """Forgets all values."""
+        self._values.clear()
+
+    def values(self) -> list[V]:
+        """All values, in the order in which they were first kept."""
+        return [value for value, _ in self._values.values()]
+
+    def get(self, key: K) -> V | None:
+        """The value of a key, which counts as a use; None if it was not kept, or is gone. Hashes the key only once:
+        that takes most of the time for keys of calls."""
+        found = self._values.get(key)
+        if found is None:
+            return None
+        found[1][0] = next(self._uses)
+        return found[0]
 
     def put(self, key: K, value: V) -> list[V]:
         """Keeps a value. Returns the values that go for it, the oldest first."""
         with self._lock:
-            self[key] = value
-            self.move_to_end(key)
-            return [self.popitem(last=False)[1] for _ in range(len(self) - self.most)]
+            self._values[key] = value, [next(self._uses)]
+            last_use = {k: use[0] for k, (_, use) in self._values.items()} if len(self._values) > self.most else {}
+            gone = sorted(last_use, key=last_use.__getitem__)[: len(self._values) - self.most]
+            return [self._values.pop(k)[0] for k in gone]
 
 
 def kept(most: int = 1024) -> Callable[[Callable[P, V]], Callable[P, V]]:

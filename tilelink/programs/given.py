@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from triton.runtime import JITFunction
 
@@ -21,8 +21,7 @@ CALL_OPTIONS = ("schedule", "group", "parts", "slot", "timed")
 """The options of every call of a program, besides the tensors."""
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A call of an ordinary program, with tensors by position and by name. `parts`: lengths or counts by dimension, see
     `normal_parts`. `slot`: which copy of buffers and signals. `timed`: whether workers record times. `listed`: lists
     were given, so lists are returned."""
@@ -84,12 +83,13 @@ Place = tuple[int, int | None]
 @dataclass(frozen=True)
 class _Flat:
     """A plan that turns given values into arguments of the variant `program`: the places of its tensors, by position
-    and by name. `listed`: lists were given."""
+    and by name. `listed`: lists were given; `same`: its tensors are the given values, in their order."""
 
     program: Program
     tensors: tuple[Place, ...]
     named: tuple[tuple[str, Place], ...]
     listed: bool
+    same: bool
 
 
 def _variant(
@@ -97,7 +97,9 @@ def _variant(
 ) -> tuple[Program, tuple[Any, ...], dict[str, Any], bool]:
     """The variant that is called, its tensors by position and by name, and whether lists were given."""
     values = (*tensors, *named.values())
-    flat = _flattened(program, len(tensors), tuple(named), tuple([_kind(v) for v in values]))
+    flat = _flattened(program, len(tensors), tuple(named), tuple(map(_kind, values)))
+    if flat.same:
+        return flat.program, tensors, named, False
     found = [values[k] if member is None else values[k][member] for k, member in flat.tensors]
     more = {n: values[k] if member is None else values[k][member] for n, (k, member) in flat.named}
     return flat.program, tuple(found), more, flat.listed
@@ -139,7 +141,10 @@ def _flattened(program: Program, positions: int, names: tuple[str, ...], kinds: 
     more: list[tuple[str, Place]] = [(n, (positions + k, None)) for k, n in enumerate(names) if n not in declared]
     for name in (n for n in names if n in made.flattened):  # in the order of the call, on every rank
         more += zip([n for n, _ in made.flattened[name]], members[name], strict=True)
-    return _Flat(made, tuple(flat), tuple(more), any(isinstance(kind, tuple) for kind in lists.values()))
+    listed = any(isinstance(kind, tuple) for kind in lists.values())
+    every = [*flat, *(place for _, place in more)]
+    same = every == [(k, None) for k in range(len(kinds))] and tuple(n for n, _ in more) == names
+    return _Flat(made, tuple(flat), tuple(more), listed, same)
 
 
 def by_dimension(sizes: Mapping[str, Any]) -> dict[str, Any]:

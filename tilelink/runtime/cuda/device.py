@@ -9,9 +9,10 @@ multiples of 16.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from tilelink.errors import DeviceError, ResidencyError, ScheduleError, Site
 from tilelink.runtime.cuda import probed
 from tilelink.runtime.cuda.copies import row_copies
 from tilelink.runtime.cuda.driver import Driver, driver
+from tilelink.runtime.cuda.launches import Direct, Launch, fits, through_triton
 from tilelink.runtime.prepare import Prepared
 
 Stream = Any
@@ -71,7 +73,8 @@ class CudaDevice:
     def load(self, prepared: Prepared, kernel: str, arguments: Mapping[str, Any]) -> Kernel:
         """Compiles a kernel of a prepared program for arguments like these, and loads it on the device."""
         with torch.cuda.device(self.place):
-            return load(getattr(prepared.module, kernel), arguments, self._driver(), **prepared.lowered.options)
+            options = prepared.lowered.options
+            return load(getattr(prepared.module, kernel), arguments, self._driver(), self.place.index, **options)
 
     def stream(self) -> Stream:
         """A new stream, which nothing else uses."""
@@ -128,7 +131,8 @@ class CudaDevice:
 @dataclass(frozen=True)
 class Kernel:
     """A kernel on a device. `registers` of a thread, `spills` in words of it, `shared_bytes` of a worker, and how many
-    workers an SM holds. `names`: its parameters, in the order in which `launch` takes their values."""
+    workers an SM holds. `names`: its parameters, in the order in which launches take their values. `directly`: makes a
+    launch past Triton, if the kernel fits one."""
 
     name: str
     names: tuple[str, ...]
@@ -138,10 +142,17 @@ class Kernel:
     warps: int
     workers_per_sm: int
     compiled: Any
+    directly: Callable[..., Launch] | None = None
+
+    def launch(self, workers: int, values: Sequence[Any], places: Sequence[int]) -> Launch:
+        """A launch on a number of workers, to be repeated; `values` and `places` as in `through_triton`."""
+        if self.directly is not None:
+            return self.directly(self.compiled, workers, values, places)
+        return through_triton(self.compiled, workers, values, places)
 
     def launcher(self, workers: int) -> Callable[..., None]:
-        """The function `launch(*values, stream=handle)` for a number of workers. A pointer's value is a tensor, or an
-        address, which is not checked."""
+        """Triton's function `launch(*values, stream=handle)` for a number of workers. A pointer's value is a tensor, or
+        an address, which is not checked."""
         launch: Callable[..., None] = self.compiled[workers, 1, 1]
         return launch
 
@@ -158,9 +169,17 @@ class Kernel:
 
 
 def load(
-    jit: Any, arguments: Mapping[str, Any], driver: Driver, *, num_warps: int, warp_size: int = 32, **options: Any
+    jit: Any,
+    arguments: Mapping[str, Any],
+    driver: Driver,
+    device: int = 0,
+    *,
+    num_warps: int,
+    warp_size: int = 32,
+    **options: Any,
 ) -> Kernel:
-    """Compiles a `triton.jit` function for arguments like these and loads it on the current device, if it isn't yet.
+    """Compiles a `triton.jit` function for arguments like these and loads it on the current device, which has the
+    number `device`, if it isn't yet.
 
     CUDA loads code late, and may then wait for an idle device. Call this before a kernel runs that others wait for.
     Raises ScheduleError for a kernel that fits on no SM, and the errors of Triton.
@@ -183,4 +202,5 @@ def load(
         warps,
         driver.workers_per_sm(compiled.function, warps * warp_size, shared),
         compiled,
+        partial(Direct, driver, device) if fits(driver, compiled, tuple(arguments.values())) else None,
     )

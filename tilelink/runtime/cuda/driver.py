@@ -4,8 +4,10 @@ turns, and kernels that wait for each other must not be on one stream.)"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from ctypes import CDLL, Structure, byref, c_char_p, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from tilelink.errors import DriverError
 from tilelink.frontend.kept import kept
@@ -37,11 +39,20 @@ class Rows(Structure):
     ] + [("width", c_size_t), ("height", c_size_t)]  # fmt: skip
 
 
+class LaunchConfig(Structure):
+    """CUlaunchConfig: workers and their threads along three dimensions, and no attributes."""
+
+    _fields_: ClassVar = [
+        *((f"{what}_{d}", c_uint) for what in ("workers", "threads") for d in "xyz"),
+        ("shared_bytes", c_uint), ("stream", c_void_p), ("attributes", c_void_p), ("attribute_count", c_uint),
+    ]  # fmt: skip
+
+
 class Driver:
     """CUDA's driver; each method makes one call of it. `library`: its library in ctypes. Raises DriverError."""
 
     def __init__(self, library: Any) -> None:
-        self.library = library
+        self.library, self._thread = library, threading.local()
 
     def workers_per_sm(self, function: int, threads: int, shared_bytes: int) -> int:
         """How many workers of a loaded kernel an SM holds at a time."""
@@ -49,6 +60,34 @@ class Driver:
         arguments = byref(found), c_void_p(function), c_int(threads), c_size_t(shared_bytes)
         self._call("cuOccupancyMaxActiveBlocksPerMultiprocessor", *arguments)
         return found.value
+
+    def parameter_sizes(self, function: int) -> tuple[int, ...] | None:
+        """The bytes of each parameter of a loaded kernel; None if the driver is older than CUDA 12.4."""
+        ask, found = getattr(self.library, "cuFuncGetParamInfo", None), list[int]()
+        offset, size = c_size_t(), c_size_t()
+        while ask and ask(c_void_p(function), c_size_t(len(found)), byref(offset), byref(size)) == 0:
+            found.append(size.value)
+        return tuple(found) if ask else None
+
+    def launches(
+        self, function: int, workers: int, threads: int, shared_bytes: int, parameters: Any
+    ) -> Callable[[int], None]:
+        """A function that launches a loaded kernel on a stream. `parameters`: an array with the address of each. CUDA
+        copies them at each launch."""
+        config = LaunchConfig(workers, 1, 1, threads, 1, 1, shared_bytes)
+        given = byref(config), c_void_p(function), parameters, None
+        ask = self._function("cuLaunchKernelEx")
+
+        def launch(stream: int) -> None:
+            config.stream = stream
+            if code := ask(*given):
+                self._fail("cuLaunchKernelEx", code)
+
+        return launch
+
+    def replace_address(self, tensor_map: int, address: int) -> None:
+        """Makes a tensor map, which lies in memory of the host, the map of a tensor at another address."""
+        self._call("cuTensorMapReplaceAddress", c_void_p(tensor_map), c_void_p(address))
 
     def new_stream(self) -> int:
         """A stream of the current device that does not wait for the default one. It lives as long as the process."""
@@ -87,8 +126,10 @@ class Driver:
     def have_context(self, device: int) -> None:
         """Gives the calling thread a context if it has none: the primary one of a device, which torch uses, too. The
         driver's calls need a context. Neither torch.cuda.current_stream nor memory that torch's allocator has kept
-        makes one."""
-        context = c_void_p()
+        makes one. A thread that had one is not asked again."""
+        if hasattr(self._thread, "context"):
+            return
+        self._thread.context = context = c_void_p()
         self._call("cuCtxGetCurrent", byref(context))
         if not context.value:
             self._call("cuDevicePrimaryCtxRetain", byref(context), c_int(device))
@@ -116,14 +157,19 @@ class Driver:
         return found.value
 
     def _call(self, name: str, *arguments: Any) -> None:
-        function = getattr(self.library, name, None)
+        if code := self._function(name)(*arguments):
+            self._fail(name, code)
+
+    def _function(self, name: str) -> Callable[..., int]:
+        function: Callable[..., int] | None = getattr(self.library, name, None)
         if function is None:
             raise DriverError(f"this driver has no {name}: one of CUDA 12 or newer is needed")
-        code = function(*arguments)
-        if code != 0:
-            text = c_char_p()
-            self.library.cuGetErrorName(c_int(code), byref(text))
-            raise DriverError(f"{name} failed with {(text.value or b'an unknown error').decode()} ({code})")
+        return function
+
+    def _fail(self, name: str, code: int) -> NoReturn:
+        text = c_char_p()
+        self.library.cuGetErrorName(c_int(code), byref(text))
+        raise DriverError(f"{name} failed with {(text.value or b'an unknown error').decode()} ({code})")
 
 
 @kept()

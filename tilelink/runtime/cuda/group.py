@@ -51,12 +51,11 @@ class CudaGroup(Group):
         if capturing and (why := self._not_captured(call.program.name, script)):
             raise CaptureError(f"{call.program.name} is captured {why}", Site.of_user())
         script = script or self._script(call)
-        tensors = {n: t for n, t in zip(call.program.parameters, call.tensors, strict=False) if t is not None}
-        tensors |= {n: t for n, t in call.named.items() if t is not None}
-        if results := [n for n in script.returned if n in tensors]:
-            check_overlap(results, tensors)
+        tensors: dict[str, Any] = {**dict(zip(call.program.parameters, call.tensors, strict=False)), **call.named}
+        if script.given_results:
+            check_overlap(script.given_results, {n: t for n, t in tensors.items() if t is not None})
         for name, result in script.outputs.items():
-            tensors[name] = result.allocated(self.allocate)
+            tensors[name] = result.allocated(self.lane.device.empty)
         number, self.runs = self.runs, self.runs + 1
         stream = self.in_order()
         self.remember(number, script.record)
@@ -71,7 +70,7 @@ class CudaGroup(Group):
         """Compiles and loads everything that a call like this needs, in every slot, and compares the call with the
         other ranks. Collective; launches nothing. Afterwards the call may be captured."""
         for slot in range(self.lane.layout.slots):
-            self._script(replace(call, slot=slot))
+            self._script(call._replace(slot=slot))
 
     def _kept(self, call: Call) -> Script | None:
         """The script for calls like this, if one was made in the call's slot and the ranks agree on it."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,8 +19,9 @@ from tilelink.backend.host import ENOUGH, Fork, Join, KernelLaunch, LetGo, Place
 from tilelink.backend.host import Step as Planned
 from tilelink.errors import ScheduleError, Site
 from tilelink.runtime.board import Post
-from tilelink.runtime.cuda.device import Stream
+from tilelink.runtime.cuda.device import Kernel, Stream
 from tilelink.runtime.cuda.lane import CudaLane
+from tilelink.runtime.cuda.launches import Launch
 from tilelink.runtime.launch import Record, Result, Run
 
 Tensors = Mapping[str, torch.Tensor]
@@ -32,8 +33,7 @@ def agreement(call: Mapping[str, Any]) -> Agreement:
     return frozenset(Post.of(0, call).values.items())
 
 
-@dataclass(frozen=True)
-class Streams:
+class Streams(NamedTuple):
     """The stream of a rank's lane, and the streams of its copy engine, by peer."""
 
     lane: Stream
@@ -43,22 +43,20 @@ class Streams:
 @dataclass(frozen=True)
 class KernelStep:
     """A kernel on the stream of the lane. `values`: the values of its parameters, without tensors of the caller.
-    `tensors`, `described`: the positions and names of the caller's tensors, and of descriptors of them."""
+    `of_caller`: the places of the caller's tensors, and of descriptors of them, with their names."""
 
-    launch: Callable[..., None]
-    names: tuple[str, ...]
+    kernel: Kernel
+    workers: int
     values: tuple[Any, ...]
-    tensors: tuple[tuple[int, str], ...]
-    described: tuple[tuple[int, str], ...]
+    of_caller: tuple[tuple[int, str], ...]
+
+    @cached_property
+    def launch(self) -> Launch:
+        """Launches it, with the caller's tensors in the order of `of_caller`."""
+        return self.kernel.launch(self.workers, self.values, [at for at, _ in self.of_caller])
 
     def __call__(self, tensors: Tensors, streams: Streams) -> None:
-        values = list(self.values)
-        for at, name in self.tensors:
-            values[at] = tensors[name]
-        for at, name in self.described:
-            known, values[at] = values[at], object.__new__(type(values[at]))  # copy() takes many times as long
-            values[at].__dict__.update(known.__dict__, base=tensors[name])
-        self.launch(*values, stream=streams.lane.cuda_stream)
+        self.launch([tensors[name] for _, name in self.of_caller], streams.lane.cuda_stream)
 
 
 Step = Callable[[Tensors, Streams], object]
@@ -96,6 +94,11 @@ class Script:
             tuple(peer for step in run.plan if isinstance(step, Fork) for peer in step.peers),
             any(isinstance(step, SignalWait) for step in run.plan),
         )
+
+    @cached_property
+    def given_results(self) -> tuple[str, ...]:
+        """The names of the results that the call gives."""
+        return tuple(n for n in self.returned if n not in self.outputs)
 
     @property
     def kernels(self) -> int:
@@ -158,16 +161,14 @@ def _kernel(lane: CudaLane, run: Run, step: KernelLaunch, site: Site) -> KernelS
     published = {t.name for t in lowered.program.on_heap}  # their descriptors point into the slot
     of_caller = (p for p in lowered.parameters if p.kind in ("tensor", "blocks", "stamps") and p.of in run.tensors)
     of = {p.name: p.of for p in of_caller if p.kind != "blocks" or p.of not in published}
-    mine = [(at, name, value) for at, (name, value) in enumerate(arguments.items()) if name in of]
-    tensors = tuple((at, of[name]) for at, name, value in mine if isinstance(value, torch.Tensor))
-    described = tuple((at, of[name]) for at, name, value in mine if hasattr(value, "block_shape"))
+    mine = tuple((at, of[name]) for at, name in enumerate(arguments) if name in of)
     values = list(arguments.values())
-    for at, _ in tensors:
-        values[at] = None
-    for at, _ in described:
-        values[at] = copy(values[at])
-        values[at].base = None
-    return KernelStep(kernel.launcher(step.workers), tuple(arguments), tuple(values), tensors, described)
+    for at, _ in mine:
+        described = copy(values[at]) if hasattr(values[at], "block_shape") else None
+        if described is not None:
+            described.base = None
+        values[at] = described
+    return KernelStep(kernel, step.workers, tuple(values), mine)
 
 
 def _part(lane: CudaLane, run: Run, place: Place) -> Callable[[Tensors], torch.Tensor]:

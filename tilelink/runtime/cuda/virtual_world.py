@@ -201,6 +201,9 @@ class Hosts:
     def together(self, rank: int, launch: Callable[[], None]) -> None:
         """Returns once `launch` was called: when every rank has come here, or no other rank can come any more."""
         assert self._scheduler is not None, "outside of run"
+        if self.world == 1:
+            launch()
+            return
         self._waiting[rank] = launch
         if len(self._waiting) == self.world:
             self._launch()
