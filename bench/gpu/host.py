@@ -22,7 +22,7 @@ from bench.gpu.report import Report, spread
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.cuda.virtual_world import VirtualGroup, VirtualWorld
 
-CALLS, TIMES = 200, 5
+CALLS, TIMES = 100, 50
 """How many calls are averaged, few enough for a queue of the device; and how many averages are taken."""
 
 

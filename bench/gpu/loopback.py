@@ -71,7 +71,7 @@ class Prepared:
 
     def __post_init__(self) -> None:
         self.program.prepare(self.x, self.weight, schedule=self.schedule, group=self.group)
-        ((_, self.script),) = list(self.group._known.values())[-1].items()
+        (self.script,) = self.group._known.values()[-1].scripts.values()
         self.signals = list(self._of_peers())
         self._bring()
 

@@ -103,7 +103,7 @@ def steps(library: Any, form: str, schedule: Any) -> Iterator[tuple[KernelStep, 
     calls = [(torch.ones(64, 64).bfloat16(), torch.ones(128, 64).bfloat16()) for _ in range(3)]
     ranks.run(lambda group: [all_gather_matmul(x, w.T, schedule=tiles, group=group, slot=0) for x, w in calls])
     ((known,),) = (group._known.values() for group in ranks.groups[:1])
-    for step in known[0].steps:
+    for step in known.scripts[0].steps:
         assert isinstance(step, KernelStep)
         given = [{"x": x, "weight": w.T, "out": torch.empty(128, 128).bfloat16()} for x, w in calls]
         yield step, [[tensors[name] for _, name in step.of_caller] for tensors in given]

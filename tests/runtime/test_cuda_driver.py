@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -164,6 +166,48 @@ def test_regions_that_lie_otherwise_than_each_other() -> None:
 def test_a_failure_has_its_name() -> None:
     with pytest.raises(DriverError, match=r"cuStreamWriteValue32_v2 failed with CUDA_ERROR_INVALID_HANDLE \(400\)"):
         Driver(Library(400)).write_value(0, 0, 1)
+
+
+@pytest.mark.parametrize(("code", "said"), [(0, None), (700, "cuLaunchKernelEx failed with .*700")])
+def test_a_launch(code: int, said: str | None) -> None:
+    """The layout of the configuration is the one of cuda.h: seven numbers, the stream, no attributes."""
+    got = list[bytes]()
+
+    class Launching(Library):
+        def cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, extra: Any) -> int:
+            got.append(bytes(config._obj))
+            assert (function.value, parameters, extra) == (0x7000, "parameters", None)
+            return code
+
+    launch = Driver(Launching(code)).launches(0x7000, 5, 64, 1024, "parameters")
+    with pytest.raises(DriverError, match=said) if said else nullcontext():
+        launch(0x10)
+    assert struct.unpack("@7I4xQQI4x", got[0]) == (5, 1, 1, 64, 1, 1, 1024, 0x10, 0, 0)
+
+
+@pytest.mark.parametrize("sizes", [(), (8, 4, 128)])
+def test_the_sizes_of_parameters(sizes: tuple[int, ...]) -> None:
+    class Asked(Library):
+        def cuFuncGetParamInfo(self, function: Any, number: Any, offset: Any, size: Any) -> int:
+            if number.value >= len(sizes):
+                return 1
+            size._obj.value = sizes[number.value]
+            return 0
+
+    assert Driver(Asked()).parameter_sizes(0x7000) == sizes
+    assert Driver(Library()).parameter_sizes(0x7000) is None, "CUDA before 12.4"
+
+
+def test_a_thread_asks_once_for_its_context() -> None:
+    library = Library()
+    driver = Driver(library)
+    driver.have_context(3)
+    library.context = None
+    driver.have_context(3)
+    assert library.context is None, "it was not made again"
+    other = threading.Thread(target=driver.have_context, args=(3,))
+    other.start(), other.join()
+    assert library.context is not None, "another thread has its own"
 
 
 def test_an_old_driver() -> None:

@@ -122,7 +122,7 @@ def test_arguments_of_a_launch(triton: TritonDriver, schedule: str) -> None:
     assert [name for name, _, _, _ in triton.launched] == names * 2 * len(sets)
     assert device.loads == names * 2, "a call like one before loads nothing"
     (known,) = ranks.groups[1]._known.values()
-    step = known[0].steps[-1]
+    step = known.scripts[0].steps[-1]
     mine = triton.launched[len(names) - 1 :: len(names)][1::2]
     for inputs, out, (_, grid, stream, values) in zip(sets, outs[1], mine, strict=True):
         by_name = dict(zip(step.kernel.names, values, strict=True))  # type: ignore[union-attr]
@@ -144,7 +144,7 @@ def test_descriptors_of_peers_are_of_what_lies_in_their_heaps(
     tiles = schedule.changed(gather={"count": 2, "tile": (64, 64)}, matmul={"tile": (64, 64, 64)})
     ranks.run(lambda group: [all_gather_matmul(x, w.T, schedule=tiles, group=group, slot=0) for x, w in calls])
     (known,) = ranks.groups[1]._known.values()
-    step, heaps = known[0].steps[-1], ranks.lane.tables[1].tolist()
+    step, heaps = known.scripts[0].steps[-1], ranks.lane.tables[1].tolist()
     peers, own = ("x", "full") if schedule is pull else ("full", "x")
     launches = [rest for name, *_, rest in triton.launched if name == "all_gather_matmul"]
     assert len(launches) == 6
@@ -183,8 +183,8 @@ def test_arguments_of_the_specialised_form(triton: TritonDriver) -> None:
     ranks.run(lambda group: [all_gather_matmul(x, weight.T, schedule=WIDE, group=group, slot=0) for _ in range(2)])
     assert device.loads == ["all_gather_matmul"] * 2 and len(triton.launched) == 4
     (known,) = ranks.groups[1]._known.values()
-    assert "warp_specialize" in known[0].record.prepared.lowered.source
-    by_name = dict(zip(known[0].steps[-1].kernel.names, triton.launched[-1][-1], strict=True))  # type: ignore[union-attr]
+    assert "warp_specialize" in known.scripts[0].record.prepared.lowered.source
+    by_name = dict(zip(known.scripts[0].steps[-1].kernel.names, triton.launched[-1][-1], strict=True))  # type: ignore[union-attr]
     (blocks,) = (v for n, v in by_name.items() if n.startswith("weight_blocks"))
     assert blocks.base.data_ptr() == weight.data_ptr()
     assert blocks.layout.swizzle_byte_width == 128 and list(blocks.block_shape) == [64, 64]
@@ -202,7 +202,8 @@ def test_a_call_that_the_specialised_form_does_not_take_has_the_portable_one() -
         all_gather_matmul(x, weights[group.rank], schedule=WIDE, group=group, slot=0)
 
     ranks.run(body)
-    forms = ["warp_specialize" in k[0].record.prepared.lowered.source for g in ranks.groups for k in g._known.values()]
+    scripts = [known.scripts[0] for group in ranks.groups for known in group._known.values()]
+    forms = ["warp_specialize" in script.record.prepared.lowered.source for script in scripts]
     assert forms == [True, False]
 
 

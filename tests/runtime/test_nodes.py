@@ -189,7 +189,7 @@ def prepared() -> tuple[list[str], bool]:
     x, weight = torch.ones(16, 16), torch.ones(16, 16)
     schedule = SMALL_TILES["push"].changed(gather={"tile": (16, None)})
     all_gather_matmul.prepare(x, weight, schedule=schedule, group=group)
-    ((_, script),) = [item for kept in group._known.values() for item in kept.items() if item[0] == 0]
+    ((_, script),) = [item for known in group._known.values() for item in known.scripts.items() if item[0] == 0]
     source = script.record.prepared.lowered.source
     return group.lane.device.loads, "put_notify_far(" in source and script.record.prepared.lowered.target.network
 

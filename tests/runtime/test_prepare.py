@@ -133,7 +133,7 @@ def test_what_is_in_a_graph_stays() -> None:
         (script,) = group._captured.values()
         for inputs in others:
             inputs.call(group)
-        assert all(script not in known.values() for known in group._known.values())
+        assert all(script not in known.scripts.values() for known in group._known.values())
         x.copy_(second.x[group.rank])
         group.replay(graph)
         group.synchronize()

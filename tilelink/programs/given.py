@@ -22,43 +22,69 @@ CALL_OPTIONS = ("schedule", "group", "parts", "slot", "timed")
 
 
 class Call(NamedTuple):
-    """A call of an ordinary program, with tensors by position and by name. `parts`: lengths or counts by dimension, see
-    `normal_parts`. `slot`: which copy of buffers and signals. `timed`: whether workers record times. `listed`: lists
-    were given, so lists are returned."""
+    """A call of a program, with what was given by position and by name. `parts`: lengths or counts by dimension, see
+    `normal_parts`. `slot`: which copy of buffers and signals. `timed`: whether workers record times."""
 
     program: Program
     tensors: tuple[Any, ...]
-    named: dict[str, Any]
+    named: Mapping[str, Any]
     schedule: Any = None
     parts: Any = None
     slot: int | None = None
     timed: bool = False
-    listed: bool = False
 
     @classmethod
     def of(cls, program: Program, tensors: tuple[Any, ...], schedule: Any, options: Mapping[str, Any]) -> Call:
-        """The call of the variant. Raises ArgumentError for lists of different lengths, and for a wrong function."""
-        named, listed = dict(options), False
+        """The call with these options, of which some are tensors."""
+        if not options:  # quickest first: every call comes here
+            return cls(program, tensors, options, schedule)
+        named = dict(options)
         parts, slot, timed = normal_parts(named.pop("parts", None)), named.pop("slot", None), named.pop("timed", False)
-        if program.varies:
-            program, tensors, named, listed = _variant(program, tensors, named)
-        return cls(program, tensors, named, schedule, parts, slot, bool(timed), listed)
+        return cls(program, tensors, named, schedule, parts, slot, bool(timed))
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """What was given, by position and then by name."""
+        return *self.tensors, *self.named.values()
+
+    def of_variant(self) -> Call:
+        """The same call of the ordinary program for the lists and functions that were given, with tensors alone. Raises
+        ArgumentError for lists of different lengths, and for a wrong function."""
+        if not self.program.varies:
+            return self
+        values, flat = self.values, self._flat()
+        found = tuple(_at(place, values) for place in flat.tensors)
+        return self._replace(
+            program=flat.program, tensors=found, named={n: _at(place, values) for n, place in flat.named}
+        )
+
+    def places(self) -> dict[str, Place]:
+        """Where the tensors of the ordinary program, by name, are among the `values`."""
+        if not self.program.varies:
+            names = (*list(self.program.parameters)[: len(self.tensors)], *self.named)
+            return {n: (k, None) for k, n in enumerate(names)}
+        flat = self._flat()
+        return dict(zip(flat.program.parameters, flat.tensors, strict=False)) | dict(flat.named)
 
     def results(self, made: Any) -> Any:
-        """The results of the call. Results that belong to a list are in a list."""
-        if not self.listed:
+        """The results of the call, from those of the ordinary program. If lists were given, results that belong to a
+        list are in a list."""
+        if not self.program.varies or not any(isinstance(v, list | tuple) for v in self.values):
             return made
-        program, left = self.program, iter(made if isinstance(made, tuple) else (made,))
-        given = dict(zip(program.parameters, self.tensors, strict=False)) | self.named
+        program, tensors, named, *_ = self.of_variant()
+        left = iter(made if isinstance(made, tuple) else (made,))
+        given = dict(zip(program.parameters, tensors, strict=False)) | dict(named)
         present = {n for n, value in given.items() if value is not None}
         kinds = {t.name: t.kind for t in program.recorded(program.optional - present).tensors}
         found: list[Any] = []
-        for name, tensors in program.flattened.items():
-            if not any(kinds.get(n) == "output" for n, _ in tensors):
-                continue
-            members = [next(left) if n in kinds else None for n, _ in tensors]
-            found.append(members if isinstance(program.declared[name], Each) else members[0])
+        for name, members in program.flattened.items():
+            if any(kinds.get(n) == "output" for n, _ in members):
+                of_list = [next(left) if n in kinds else None for n, _ in members]
+                found.append(of_list if isinstance(program.declared[name], Each) else of_list[0])
         return found[0] if len(found) == 1 else tuple(found)
+
+    def _flat(self) -> _Flat:
+        return _flattened(self.program, len(self.tensors), tuple(self.named), tuple(map(_kind, self.values)))
 
 
 def normal_parts(parts: Any) -> Any:
@@ -83,26 +109,17 @@ Place = tuple[int, int | None]
 @dataclass(frozen=True)
 class _Flat:
     """A plan that turns given values into arguments of the variant `program`: the places of its tensors, by position
-    and by name. `listed`: lists were given; `same`: its tensors are the given values, in their order."""
+    and by name."""
 
     program: Program
     tensors: tuple[Place, ...]
     named: tuple[tuple[str, Place], ...]
-    listed: bool
-    same: bool
 
 
-def _variant(
-    program: Program, tensors: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[Program, tuple[Any, ...], dict[str, Any], bool]:
-    """The variant that is called, its tensors by position and by name, and whether lists were given."""
-    values = (*tensors, *named.values())
-    flat = _flattened(program, len(tensors), tuple(named), tuple(map(_kind, values)))
-    if flat.same:
-        return flat.program, tensors, named, False
-    found = [values[k] if member is None else values[k][member] for k, member in flat.tensors]
-    more = {n: values[k] if member is None else values[k][member] for n, (k, member) in flat.named}
-    return flat.program, tuple(found), more, flat.listed
+def _at(place: Place, values: Sequence[Any]) -> Any:
+    """The tensor at a place among given values."""
+    number, member = place
+    return values[number] if member is None else values[number][member]
 
 
 def _kind(value: Any) -> Kind:
@@ -141,10 +158,7 @@ def _flattened(program: Program, positions: int, names: tuple[str, ...], kinds: 
     more: list[tuple[str, Place]] = [(n, (positions + k, None)) for k, n in enumerate(names) if n not in declared]
     for name in (n for n in names if n in made.flattened):  # in the order of the call, on every rank
         more += zip([n for n, _ in made.flattened[name]], members[name], strict=True)
-    listed = any(isinstance(kind, tuple) for kind in lists.values())
-    every = [*flat, *(place for _, place in more)]
-    same = every == [(k, None) for k in range(len(kinds))] and tuple(n for n, _ in more) == names
-    return _Flat(made, tuple(flat), tuple(more), listed, same)
+    return _Flat(made, tuple(flat), tuple(more))
 
 
 def by_dimension(sizes: Mapping[str, Any]) -> dict[str, Any]:

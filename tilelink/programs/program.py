@@ -335,8 +335,7 @@ class Program:
         """Runs the program on the calling rank of `group`, and returns its results. Options: tensors by name; `parts`,
         the lengths of each rank's shard by dimension; `slot`, the copy of buffers and signals (default: in turn);
         `timed`, whether workers record times, the same on all ranks (see `timeline` of the kinds of worlds)."""
-        call = self._call(tensors, schedule, group, options)
-        return call.results(group.call(call))
+        return group.call(self._call(tensors, schedule, group, options))
 
     @public
     def prepare(

@@ -58,19 +58,19 @@ class Group(ABC):
     # ---- the same in all kinds of worlds
 
     def call(self, call: Call) -> Any:
-        """Launches a program on this rank; see `Program.__call__`."""
-        run = self.make(call)
+        """Launches a program on this rank, and returns its results; see `Program.__call__`."""
+        run = self.make(call.of_variant())
         self.runs += 1
         self.launch(run)
         self.remember_times(run.prepared, run.tensors)
-        return run.outputs
+        return call.results(run.outputs)
 
     def prepare_call(self, call: Call) -> None:
         """Checks a call, and does the work that calls like it need once. Launches nothing. Every rank calls it."""
-        self._checked(call, Site.of_user())
+        self._checked(call.of_variant(), Site.of_user())
 
     def make(self, call: Call) -> Run:
-        """Checks a call, compares it with the other ranks' calls, and returns its run."""
+        """Checks a call of an ordinary program, compares it with the other ranks' calls, and returns its run."""
         site = Site.of_user()
         arguments, prepared = self._checked(call, site)
         run = Run(self.lane, self.rank, prepared, arguments, self._slot(prepared, call.slot, site), self.runs)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from triton.runtime import JITFunction
 
 from tilelink.errors import CaptureError, Site, WorldError
 from tilelink.frontend.kept import Kept, kept
 from tilelink.frontend.routes import Integers
-from tilelink.programs.given import Call
+from tilelink.programs.given import Call, Place
 from tilelink.programs.program import Program
 from tilelink.runtime.arguments import check_overlap
 from tilelink.runtime.cuda.lane import CudaLane
@@ -35,7 +36,7 @@ class CudaGroup(Group):
         Group.__init__(self, lane, rank)
         self.flag = lane.flags[rank] = lane.device.seen_by_host()
         self._flag = self.flag.numpy()
-        self._known: Kept[Any, dict[int, Script]] = Kept(KEPT_CALLS)  # by `_key`, then by slot
+        self._known: Kept[Any, _Known] = Kept(KEPT_CALLS)  # by `_key`
         self._captured: dict[int, Script] = {}
         self._stream: Any = None
         self._engine: dict[int, Any] = {}
@@ -47,15 +48,21 @@ class CudaGroup(Group):
         aborted, and CaptureError."""
         if self._flag[0]:
             self.check()
-        script, capturing = self._kept(call), self.lane.device.capturing()
-        if capturing and (why := self._not_captured(call.program.name, script)):
+        key, device = _key(call), self.lane.device
+        known = None if key is None else self._known.get(key)
+        script = None if known is None else known.script(call.slot, self.runs)
+        if script is not None and not self.agreed(script):
+            script = None
+        capturing = device.capturing()
+        if capturing and (why := self._not_captured(call.of_variant().program.name, script)):
             raise CaptureError(f"{call.program.name} is captured {why}", Site.of_user())
-        script = script or self._script(call)
-        tensors: dict[str, Any] = {**dict(zip(call.program.parameters, call.tensors, strict=False)), **call.named}
+        if script is None or known is None:
+            known, script = self._script(call, key)
+        tensors = known.tensors(call)
         if script.given_results:
             check_overlap(script.given_results, {n: t for n, t in tensors.items() if t is not None})
         for name, result in script.outputs.items():
-            tensors[name] = result.allocated(self.lane.device.empty)
+            tensors[name] = result.allocated(device.empty)
         number, self.runs = self.runs, self.runs + 1
         stream = self.in_order()
         self.remember(number, script.record)
@@ -63,37 +70,31 @@ class CudaGroup(Group):
             self._captured[id(script)] = script
         self.play(script, tensors, Streams(stream, self._engine))
         self.remember_times(script.record.prepared, tensors)
-        found = tuple(tensors[n] for n in script.returned)
-        return found[0] if len(found) == 1 else found
+        made = [tensors[n] for n in script.returned]
+        found = made[0] if len(made) == 1 else tuple(made)
+        return call.results(found) if known.listed else found
 
     def prepare_call(self, call: Call) -> None:
         """Compiles and loads everything that a call like this needs, in every slot, and compares the call with the
         other ranks. Collective; launches nothing. Afterwards the call may be captured."""
         for slot in range(self.lane.layout.slots):
-            self._script(call._replace(slot=slot))
+            self._script(call._replace(slot=slot), _key(call))
 
-    def _kept(self, call: Call) -> Script | None:
-        """The script for calls like this, if one was made in the call's slot and the ranks agree on it."""
-        key = _key(call)
-        scripts = None if key is None else self._known.get(key)
-        if not scripts:
-            return None
-        slots = next(iter(scripts.values())).slots
-        script = scripts.get(self.runs % slots if call.slot is None else call.slot)
-        return script if script is None or self.agreed(script) else None
-
-    def _script(self, call: Call) -> Script:
-        """Makes a script for a call, which is checked, compared, compiled and loaded."""
-        run, site = self.make(call), Site.of_user()
+    def _script(self, call: Call, key: Any) -> tuple[_Known, Script]:
+        """Makes a script for a call, which is checked, compared, compiled and loaded. It is kept by the key, if any."""
+        run, site = self.make(call.of_variant()), Site.of_user()
         script = Script.of(self.lane, run, site)
         self._check_queues(script, site)
         for peer in script.peers:
             self._engine[peer] = self._engine.get(peer) or self.engine(peer)
-        if (key := _key(call)) is not None:
-            gone = self._known.put(key, (self._known.get(key) or {}) | {script.slot: script})
+        known = None if key is None else self._known.get(key)
+        known = known or _Known.of(call)
+        known.scripts[script.slot] = script
+        if key is not None:
+            gone = self._known.put(key, known)
             if gone and self._stream is not None:
                 self.lane.device.synchronize(self._stream)  # kernels may still read memory of the dropped script
-        return script
+        return known, script
 
     def _check_queues(self, script: Script, site: Site) -> None:
         """Raises WorldError if a stream of the script would wait for work that stands before it on another stream."""
@@ -191,15 +192,46 @@ class CudaGroup(Group):
         """Raises the error that ended the lane, if one did."""
 
 
+class _Known(NamedTuple):
+    """What is known of calls like one. `names`: of the tensors that are given one by one, in the order of the values;
+    `places`: where all tensors are, if some are given in a list (`listed`). `scripts`: by slot."""
+
+    names: tuple[str, ...]
+    places: Mapping[str, Place]
+    listed: bool
+    scripts: dict[int, Script]
+
+    @classmethod
+    def of(cls, call: Call) -> _Known:
+        """Nothing but where the tensors of a call are."""
+        places = call.places()
+        alone = list(places.values()) == [(k, None) for k in range(len(call.values))]
+        listed = any(isinstance(v, list | tuple) for v in call.values)
+        return cls(tuple(places) if alone else (), {} if alone else places, listed, {})
+
+    def script(self, slot: int | None, number: int) -> Script | None:
+        """The script for the run with this number, in a slot, by default in turn; None if there is none yet."""
+        if slot is None:
+            slot = number % next(iter(self.scripts.values())).slots
+        return self.scripts.get(slot)
+
+    def tensors(self, call: Call) -> dict[str, Any]:
+        """The tensors that a call gives, by name; None for one that is absent."""
+        values = call.values
+        if self.names:
+            return dict(zip(self.names, values, strict=True))
+        return {n: values[k] if member is None else values[k][member] for n, (k, member) in self.places.items()}
+
+
 @kept()
 def _outputs(program: Program) -> frozenset[str]:
-    """The names of a program's results."""
+    """The names of an ordinary program's results."""
     return frozenset(t.name for t in program.recorded().tensors if t.kind == "output")
 
 
 def _key(call: Call) -> Any:
-    """The key of a call: calls with equal keys are checked, compiled and loaded alike. None if an argument is not a
-    tensor, or parts are not `Integers`. Whether given results share memory must still be checked at each call."""
+    """The key of a call: calls with equal keys are checked, compiled and loaded alike. None if a value is of another
+    type than those of correct calls. Whether given results share memory must still be checked at each call."""
     parts = call.parts
     if parts is not None:
         if not isinstance(parts, Mapping) or not all(isinstance(said, Integers) for said in parts.values()):
@@ -207,16 +239,20 @@ def _key(call: Call) -> Any:
         parts = tuple(parts.items())
     alike: list[Any] = []
     tracked = False
-    for t in (*call.tensors, *call.named.values()):
-        if t is None:
-            alike.append(None)
-        elif isinstance(t, torch.Tensor):
-            alike += t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16
-            tracked = tracked or t.requires_grad
-        else:
-            return None
+    for value in call.values:
+        several = isinstance(value, list | tuple)
+        if several:
+            alike.append((type(value), len(value)))
+        for t in value if several else (value,):
+            if isinstance(t, torch.Tensor):
+                alike += t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16
+                tracked = tracked or t.requires_grad
+            elif t is None or isinstance(t, JITFunction):
+                alike.append(t)
+            else:
+                return None
     if tracked and not torch.is_grad_enabled():  # then only results must not require a gradient
-        names = _outputs(call.program)
-        by_name = (*zip(call.program.parameters, call.tensors, strict=False), *call.named.items())
-        tracked = any(v is not None and v.requires_grad for n, v in by_name if n in names)
+        program, tensors, named, *_ = call.of_variant()
+        by_name = (*zip(program.parameters, tensors, strict=False), *named.items())
+        tracked = any(v is not None and v.requires_grad for n, v in by_name if n in _outputs(program))
     return call.program, call.schedule, parts, tuple(call.named), tuple(alike), tracked, call.timed
