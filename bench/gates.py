@@ -314,7 +314,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.renew:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n")
-        print(f"\nwritten: {path}; python -m bench.gates_page writes its tables")
+        print(f"\nwritten: {path}; python -m bench.pages writes its tables")
     print(f"\n{compiled} compiled" + "; all others are as on record" * args.changed)
     print(f"{bad} findings" if bad else "all as their programs say")
     return int(bad > 0)

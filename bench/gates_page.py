@@ -1,4 +1,4 @@
-"""`python -m bench.gates_page` writes the tables of docs/targets.md from the records of the gates."""
+"""The tables of docs/targets.md, from the records of the gates."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from bench.gates import HERE, RECORDS, WITHIN_BUDGET
+from bench.gates import RECORDS, WITHIN_BUDGET
 
-PAGE = HERE.parent / "docs" / "targets.md"
 SHOWN, PORTABLE, SPECIALISED = "3.7.1", ("sm_90", "sm_100"), ("sm_90+warps", "sm_100+warps")
 """The version of Triton in the tables, the targets of the portable form, and the targets of the specialised form."""
 
@@ -63,17 +62,3 @@ def tables() -> dict[str, str]:
     """Returns the tables, by their names in the page."""
     found = records()
     return {"portable": portable(found[SHOWN]), "specialised": specialised(found)}
-
-
-def with_tables(page: str) -> str:
-    """Returns the text of the page with its tables made anew from the records."""
-    for name, table in tables().items():
-        begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
-        before, *rest = page.split(begin)
-        assert len(rest) == 1 and end in rest[0], f"{PAGE} has no one place for the table {name}"
-        page = before + begin + table + end + rest[0].partition(end)[2]
-    return page
-
-
-if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text()))

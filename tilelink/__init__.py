@@ -33,7 +33,7 @@ __all__ += words.__all__
 
 _LATER = {
     "CpuWorld": "runtime", "KernelRank": "emulator.kernel_world", "KernelWorld": "emulator.kernel_world",
-    "VirtualWorld": "runtime.cuda.virtual_world", "group": "runtime.process_group", "replace_symm_mem_ops": "ops",
+    "VirtualWorld": "runtime.cuda.virtual_world", "group": "runtime.groups", "replace_symm_mem_ops": "ops",
 }  # fmt: skip
 """The modules of names that are loaded on first use, because reading and lowering programs needs no torch."""
 

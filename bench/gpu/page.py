@@ -1,9 +1,8 @@
-"""`python -m bench.gpu.page`: the tables of docs/performance.md, from records of a GPU and from predictions."""
+"""The tables of docs/performance.md, from records of a GPU and from predictions."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
@@ -18,11 +17,10 @@ FORMS = "portable", "specialised"
 Record = dict[str, Any]
 
 
-def main() -> int:
-    """Prints the tables."""
+def tables() -> dict[str, str]:
+    """Returns the tables, by their names in the page."""
     records = [json.loads(line) for line in RECORDS.read_text().splitlines()]
-    print("\n".join([*gemms(records), "", *loopback(records), "", *virtual(records)]))
-    return 0
+    return {made.__name__: "\n".join(made(records)) for made in (gemms, loopback, virtual)}
 
 
 def gemms(records: Sequence[Record]) -> Iterator[str]:
@@ -76,7 +74,3 @@ def virtual(records: Sequence[Record]) -> Iterator[str]:
 def _head(names: Sequence[str]) -> Iterator[str]:
     yield f"| {' | '.join(names)} |"
     yield "|---" * len(names) + "|"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -22,7 +22,8 @@ from tilelink.ops.collectives import Later, Members
 from tilelink.ops.plain import Maybe, Plain, Tensors
 from tilelink.plans.names import TORCH, Plan
 from tilelink.programs.program import Program
-from tilelink.runtime.process_group import ProcessGroup, group, reserved_by_default
+from tilelink.runtime.groups import group, reserved_by_default
+from tilelink.runtime.process_group import ProcessGroup
 
 BACKENDS = (TORCH, "interpret")
 PART = tl.constexpr(1.0)

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from tilelink.emulator import DeadlockError, Execution, KernelError
 from tilelink.errors import RankDiedError, RankFailedError, Site, StuckError
+from tilelink.runtime.board import Board
 from tilelink.runtime.bounds import Bounds, Stillness, wait_until
 from tilelink.runtime.cpu.lane import CpuLane
 from tilelink.runtime.lane import Reason, entered, left
@@ -20,6 +21,7 @@ class CpuProcessGroup(ProcessGroup):
     """A rank on the CPU in its own process. A call returns when it has left the run; its outputs are then complete."""
 
     lane: CpuLane
+    board: Board
 
     def __init__(self, process_group: dist.ProcessGroup, lane: CpuLane, seed: int, bounds: Bounds) -> None:
         self.seed = seed

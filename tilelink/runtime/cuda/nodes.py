@@ -6,7 +6,6 @@ import ctypes
 import socket
 import uuid
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -60,7 +59,7 @@ class NodesGroup(CudaProcessGroup):
         self.library, self.team = library, team
         super().__init__(process_group, lane)
 
-    def make_board(self, process_group: dist.ProcessGroup) -> Any:
+    def make_board(self, process_group: dist.ProcessGroup) -> StoreBoard:
         name = gathered(process_group, uuid.uuid4().hex)[0]
         store = PrefixStore(f"tilelink/{name}", _get_process_group_store(process_group))
         return StoreBoard(store, dist.get_rank(process_group), dist.get_world_size(process_group))
