@@ -25,20 +25,21 @@ STEPS: dict[str, Step] = {
     "first": (25, right.first),
     "machine": (20, machine.machine),
     "results": (80, right.results),
-    "sums": (75, right.sums),
-    "others": (110, others.others),
-    "experts": (50, experts.experts),
     "vain": (30, vain.vain),
-    "graphs": (40, right.graphs),
     "speed": (35, speed.speed),
     "one_card": (55, one_card.one_card),
     "loopback": (65, one_card.loopback),
     "host": (20, host.host),
+    "sums": (75, right.sums),
+    "graphs": (40, right.graphs),
+    "experts": (50, experts.experts),
+    "others": (110, others.others),
     "kernels": (15, machine.kernels),
     "timelines": (20, timelines.timelines),
     "description": (20, machine.description_of),
 }
-"""The steps, the most important first: seconds that each may take, with the start of its process, and its function."""
+"""The steps, the most important first: seconds that each may take, with the start of its process, and its function. The
+steps up to `host` make the tables of docs/performance.md."""
 ALONE: dict[str, Step] = {"tiles": (240, tiles.tiles)}
 """Steps that only `--step` runs."""
 RESULTS = Path(__file__).resolve().parent.parent / "results"
