@@ -12,6 +12,7 @@ from tilelink.errors import ArgumentError, NotUnderstoodError, ScheduleError, Si
 from tilelink.frontend.binding import bind
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.kept import Kept
+from tilelink.frontend.passes.publish import publish_sources
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import Sizes, check_parts, check_world
 from tilelink.language import Declared, Function, Parameters, Recording, Variant, check_lists, declarations, record
@@ -240,14 +241,16 @@ class Program:
     ) -> tuple[TileProgram, Sizes]:
         """The tile program at sizes as in `at_sizes` and `Sizes.of`, without optional tensors that have no entry in
         `dtypes`, and whose integers are not among the sizes. A Schedule object is used unchanged; a schedule given by
-        name (or by default) is fitted to the sizes and the `target`, as in `fit`. Raises the errors of the frontend."""
+        name (or by default) is fitted to the sizes and the `target`, as in `fit`. With nodes of `per_node` ranks, fewer
+        than the world, it is the program for a network. Raises the errors of the frontend."""
         variant, flat = at_sizes(self, sizes)
         absent = frozenset(variant.absent(dtypes) - flat.keys())
         if not isinstance(schedule, Schedule):
             schedule = variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, target=target, sizes=flat)
         bound = variant.bind(schedule, dtypes, absent)
         check_parts(bound, flat)
-        return bound, Sizes.of(bound, world, flat, per_node)
+        exact = Sizes.of(bound, world, flat, per_node)
+        return bound if exact.per_node == world else publish_sources(bound), exact
 
     # ---- methods that upper layers implement, imported when they are called
 
@@ -289,13 +292,12 @@ class Program:
         from tilelink.backend.facts import Facts
         from tilelink.backend.lower import lower
         from tilelink.backend.targets import TARGETS
-        from tilelink.frontend.passes.publish import publish_sources
-
         bound, exact = self.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
+        stage = 0
         if exact.per_node != world:
-            lower(publish_sources(bound), Facts.of(bound, exact), TARGETS["cpu"].across_nodes())
+            stage = lower(bound, Facts.of(bound, exact), TARGETS["cpu"].across_nodes()).stage_bytes
         return check(
-            bound, exact, sms=DEFAULT_SMS if sms is None else sms, reserve=reserve, slot_bytes=slot_bytes,
+            bound, exact, sms=DEFAULT_SMS if sms is None else sms, reserve=reserve, slot_bytes=slot_bytes, stage=stage,
             budget=BUDGET if budget is None else budget, tell=tell,
         )  # fmt: skip
 

@@ -65,7 +65,6 @@ def show(
     from tilelink.backend.facts import Facts
     from tilelink.backend.host import plan_text
     from tilelink.backend.lower import lower
-    from tilelink.frontend.passes.publish import publish_sources
     from tilelink.inspect.compile import compiled
     from tilelink.inspect.gates import judge
 
@@ -75,7 +74,7 @@ def show(
         schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node, target=made
     )  # fmt: skip
     if exact.per_node != world:
-        bound, made = publish_sources(bound), made.across_nodes()
+        made = made.across_nodes()
         if stage in CODE:
             nodes = f"a world of {world} on nodes of {per_node}"
             raise TargetError(f"{stage} is shown of one node: {nodes} has --stage triton")

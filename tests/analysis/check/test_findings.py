@@ -30,6 +30,7 @@ from tilelink.analysis.check.findings import Finding
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE
 from tilelink.errors import ArgumentError, BudgetError, RankError, UnguardedReadError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.programs.program import Program
 
 started_first = tk.order(lambda step, rank, world: (rank - step - 1) % world)
@@ -191,6 +192,19 @@ def test_the_heap_is_too_small() -> None:
     found = find(all_gather_matmul, gemm(), "heap", slot_bytes=33_279, **sizes)
     assert "holds 33279 bytes, and the run needs 33280: 32768 for full[M, K] and 512 for signals" in found.what
     assert all_gather_matmul.check(gemm(), slot_bytes=33_280, **sizes).verdict == "safe"
+
+
+def test_the_heap_is_too_small_across_nodes() -> None:
+    """A network sends from the heap alone: published inputs, and blocks that workers have put there."""
+    sizes: dict[str, Any] = {"world": 4, "per_node": 2, "M": 512, "N": 256, "K": 128}
+    (found,) = all_gather_matmul.check("push", slot_bytes=327_935, **sizes).findings
+    assert "the run needs 327936: 327680 for x[M, K], full[M, K] and 256 for signals" in found.what
+    assert all_gather_matmul.check("push", slot_bytes=327_936, **sizes).verdict == "safe"
+    report = matmul_reduce_scatter.check("fused", slot_bytes=1, **sizes)
+    staged = next(f.what for f in report.findings if f.kind == "heap")
+    needed = int(staged.split("the run needs ")[1].split(":")[0])
+    assert needed > 131_072 and ", and blocks that are sent, and" in staged
+    assert matmul_reduce_scatter.check("fused", slot_bytes=needed, **sizes).verdict == "safe"
 
 
 # ---- signals

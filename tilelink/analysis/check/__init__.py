@@ -39,11 +39,13 @@ def check(
     sms: int = DEFAULT_SMS,
     reserve: int = 0,
     slot_bytes: int | None = None,
+    stage: int = 0,
     budget: int = BUDGET,
     tell: Tell = lambda _: None,
 ) -> Report:
     """Checks one run of a program on devices of `sms` SMs; `reserve` of them are kept for other kernels. A slot of the
-    symmetric heap has `slot_bytes` (None: enough). `tell` is called now and then with the progress. A run of more
+    symmetric heap has `slot_bytes` (None: enough), of which each worker needs `stage` for blocks on their way to
+    another node. `tell` is called now and then with the progress. A run of more
     events than `budget` is checked by its structure alone; raises BudgetError if that does not suffice."""
     began = time.perf_counter()
     allotment = allot(program, sizes, sms)  # a wrong schedule raises here: it is no finding
@@ -56,13 +58,14 @@ def check(
             f"the run was not unrolled: it has about {events_of_run:,} events, and the budget is {budget:,}. Races, "
             "deadlocks, coverage and signals rest on the structure alone, which holds for all sizes"
         )
-        found = [*useless, *residency(program, allotment, sms, reserve), *too_large(program, sizes, slot_bytes)]
+        found = [*useless, *residency(program, allotment, sms, reserve)]
+        found += too_large(program, allotment, sizes, slot_bytes, stage)
         return _report(program, because, found, [left_out], 0, began)
     events, refused = unrolled(program, sizes, sms=sms, tell=tell)
     if refused:
         found = [*useless, *refusals(events, refused)]
         return _report(program, "unrolling refuses it", found, [], len(events), began)
-    return check_events(events, useless, reserve=reserve, slot_bytes=slot_bytes, began=began, tell=tell)
+    return check_events(events, useless, reserve=reserve, slot_bytes=slot_bytes, stage=stage, began=began, tell=tell)
 
 
 def check_events(
@@ -71,6 +74,7 @@ def check_events(
     *,
     reserve: int = 0,
     slot_bytes: int | None = None,
+    stage: int = 0,
     began: float | None = None,
     tell: Tell = lambda _: None,
 ) -> Report:
@@ -79,7 +83,8 @@ def check_events(
     began = time.perf_counter() if began is None else began
     program, sync = events.program, Synchronisation(events)
     found = [*known, *residency(program, events.allotment, events.sms, reserve)]
-    found += [*too_large(program, events.sizes, slot_bytes), *miscounts(sync), *repeated(events)]
+    found += too_large(program, events.allotment, events.sizes, slot_bytes, stage)
+    found += [*miscounts(sync), *repeated(events)]
     tell(f"one execution of {len(sync.at):,} waits and notifications")
     execution = execute(sync)
     found += deadlocks(sync, execution)

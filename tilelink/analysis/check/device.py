@@ -38,10 +38,12 @@ def residency(program: TileProgram, allotment: Mapping[str, Allotment], sms: int
     ]
 
 
-def too_large(program: TileProgram, sizes: Sizes, slot_bytes: int | None) -> list[Finding]:
+def too_large(
+    program: TileProgram, allotment: Mapping[str, Allotment], sizes: Sizes, slot_bytes: int | None, stage: int
+) -> list[Finding]:
     """A finding if a slot of `slot_bytes`, including its zone of signals, does not hold a run (None: it is large
-    enough)."""
-    placement = placed(program, sizes)
+    enough). `stage`: bytes of each worker for blocks on their way to another node."""
+    placement = placed(program, sizes, stage=stage * kernel_workers(program, allotment))
     needed = placement.data_bytes + placement.signal_bytes
     if slot_bytes is None or needed <= slot_bytes:
         return []
@@ -50,7 +52,8 @@ def too_large(program: TileProgram, sizes: Sizes, slot_bytes: int | None) -> lis
         Finding(
             kind="heap",
             what=f"a slot of the heap holds {slot_bytes} bytes, and the run needs {needed}: {placement.data_bytes} for "
-            f"{', '.join(buffers) or 'no buffer'} and {placement.signal_bytes} for signals",
+            f"{', '.join(buffers) or 'no buffer'}{', and blocks that are sent,' * (stage > 0)} and "
+            f"{placement.signal_bytes} for signals",
             regions=tuple(buffers),
             lines=(program.site.quoted,),
             remedy=f"make slots of at least {needed} bytes, or tiles that need less",
