@@ -15,7 +15,8 @@ from bench.pictures import draw
 from bench.progress import say
 from tilelink.analysis.placement import placed
 from tilelink.emulator import Operation
-from tilelink.runtime.cpu.world import DEFAULT_HEAP, CpuWorld
+from tilelink.runtime.cpu.world import CpuWorld
+from tilelink.runtime.layout import CPU_HEAP
 
 
 @dataclass(frozen=True)
@@ -96,4 +97,4 @@ def _heap_bytes(case: Case, inputs: list[tuple[torch.Tensor, ...]]) -> int:
     """Returns heap bytes with room for published inputs and for the buffers of any program, in each of two slots."""
     all_events = (step.events(case.sizes, case.world, case.dtype) for step in case.form)
     buffers = max(placed(events.program, events.sizes, word=8).data_bytes for events in all_events)
-    return DEFAULT_HEAP + 2 * sum(rank[0].nbytes for rank in inputs) + 2 * buffers
+    return CPU_HEAP + 2 * sum(rank[0].nbytes for rank in inputs) + 2 * buffers

@@ -52,7 +52,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Path]:
     """What the harness answers to programs, and the folder that it writes to."""
     out = tmp_path_factory.mktemp("bench")
     with redirect_stdout(StringIO()) as said, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(measure, "DEFAULT_HEAP", 4 << 20)
+        patched.setattr(measure, "CPU_HEAP", 4 << 20)
         assert main([*TINY, "--out", str(out), "--jobs", "1", "--json"]) == 0
     return json.loads(said.getvalue()), out
 
@@ -60,7 +60,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Path]:
 @pytest.fixture(autouse=True)
 def small_heaps_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is filled when a world is made."""
-    monkeypatch.setattr(measure, "DEFAULT_HEAP", 4 << 20)
+    monkeypatch.setattr(measure, "CPU_HEAP", 4 << 20)
 
 
 @pytest.fixture

@@ -19,8 +19,9 @@ from tilelink.nn.layouts import (
     spread,
     uneven_lengths,
 )
-from tilelink.nn.linear import ANYWHERE, column_linear, row_linear
+from tilelink.nn.linear import column_linear, row_linear
 from tilelink.ops.checks import DTYPES
+from tilelink.plans.names import names_program
 
 
 @public_class
@@ -139,7 +140,7 @@ def as_in_torch(layer: ColwiseLinear | RowwiseLinear, input: torch.Tensor, wante
     serves quantized weights, which torchao puts in the place of DTensors, and dtypes that operators do not take.
     Raises ArgumentError if a plan names a program."""
     layouts, weight = layer.layouts, layer.weight
-    if layouts.plan not in ANYWHERE:
+    if names_program(layouts.plan):
         what = f"a {type(weight).__name__} of {weight.dtype}"
         raise ArgumentError(f"plan is {layouts.plan!r}: no program multiplies {what}; give no plan", Site.of_user())
     x = redistributed(as_dtensor(input, layouts.mesh(), layouts.input), wanted)

@@ -18,11 +18,7 @@ from tilelink.ops import all_gather_linear, linear_all_reduce, linear_reduce_sca
 from tilelink.ops.checks import cast_for, check_dim, check_weights, no_autocast
 from tilelink.ops.collectives import Members
 from tilelink.ops.plain import Maybe, Tensors, side_by_side
-from tilelink.plans import AUTO, TORCH
-from tilelink.plans.names import check_plan
-
-ANYWHERE = (None, AUTO, TORCH)
-"""Plans that ask for no program. Every layer can have them."""
+from tilelink.plans.names import ANYWHERE, check_plan, names_program
 
 
 def column_linear(
@@ -67,7 +63,7 @@ def row_linear(
 
 def check_column_plan(plan: str | None, gathered: bool) -> None:
     """Raises ScheduleError for an unknown plan, and ArgumentError for a program's plan if nothing is gathered."""
-    if plan not in ANYWHERE and not gathered:
+    if names_program(plan) and not gathered:
         what = "nothing is gathered where every rank has all of the input"
         allowed = " or ".join(map(repr, ANYWHERE))
         raise ArgumentError(f"plan is {plan!r}: {what}, so it can be {allowed}", Site.of_user())
@@ -76,7 +72,7 @@ def check_column_plan(plan: str | None, gathered: bool) -> None:
 
 def check_row_plan(plan: str | None, scattered: bool, partial: bool = False) -> None:
     """Raises ScheduleError for an unknown plan, and ArgumentError for a program's plan if nothing is summed."""
-    if plan not in ANYWHERE and partial:
+    if names_program(plan) and partial:
         raise ArgumentError(f"plan is {plan!r}: nothing is summed where the result is Partial()", Site.of_user())
     check_plan("linear_reduce_scatter" if scattered else "linear_all_reduce", plan)
 

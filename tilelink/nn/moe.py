@@ -19,7 +19,7 @@ from tilelink.ops.mixture_of_experts import known_plan, mixture_of_experts
 from tilelink.ops.moe_routing import check_numbers, check_slices, expert_places
 from tilelink.ops.whole_layer import swiglu
 from tilelink.plans.model import DOWN, GATE_UP, Experts, WholeLayer
-from tilelink.plans.room import heap_bytes
+from tilelink.plans.room import heap_bytes, rows_at_most
 
 
 @public_class
@@ -166,8 +166,8 @@ class MoE(nn.Module):
 
     def rows(self, tokens: int) -> int:
         """Returns how many rows a rank has room for, if no rank has more than `tokens` tokens."""
-        world = world_of(self.group_name)
-        return world * tokens * min(self.top, len(self.down)) if self.capacity is None else self.capacity
+        most = rows_at_most(world_of(self.group_name), tokens, self.top, len(self.down))
+        return most if self.capacity is None else self.capacity
 
     def heap_bytes(self, tokens: int) -> int:
         """Returns how many bytes a forward takes of a slot of the symmetric heap; a backward takes as many. A lane has

@@ -21,8 +21,9 @@ from torch.distributed.tensor.parallel import RowwiseParallel as TorchRowwisePar
 from tilelink.errors import ArgumentError, Site, public_class
 from tilelink.nn.dtensor_linear import ColwiseLinear, RowwiseLinear, Siblings
 from tilelink.nn.layouts import Layouts, as_dtensor, distributed, is_shard, redistributed
-from tilelink.nn.linear import ANYWHERE, check_column_plan, check_row_plan, share
+from tilelink.nn.linear import check_column_plan, check_row_plan, share
 from tilelink.ops.collectives import name_of_group
+from tilelink.plans.names import names_program
 
 Ours = TypeVar("Ours", ColwiseLinear, RowwiseLinear)
 
@@ -163,10 +164,10 @@ def _can_be_ours(module: nn.Module, features: str, layouts: Layouts) -> TypeGuar
     if isinstance(module, ColwiseLinear | RowwiseLinear):
         raise ArgumentError(f"{module} is spread already", Site.of_user())
     if type(module) is not nn.Linear:
-        if plan not in ANYWHERE:
+        if names_program(plan):
             raise ArgumentError(f"plan is {plan!r} for {module}: only an nn.Linear has plans", Site.of_user())
         return False
-    if plan not in ANYWHERE:
+    if names_program(plan):
         share(getattr(module, features), world, features)
     return int(getattr(module, features)) % world == 0
 

@@ -17,7 +17,7 @@ from tilelink.ops.matrices import as_rows, of_rows, resized, times
 from tilelink.ops.operator import Asked, Call, Operator
 from tilelink.ops.plain import Maybe, Plain, Tensors, side_by_side
 from tilelink.ops.programs import Programs
-from tilelink.plans.names import AUTO, TORCH, check_plan, planned, sizes_of
+from tilelink.plans.names import AUTO, TORCH, check_plan, names_program, planned, sizes_of
 
 
 @dataclass
@@ -45,9 +45,9 @@ class AllGatherLinear(Call):
         check_lengths(self.parts, world)
         check_weights(x, sum(self.parts) if self.planless() else x.shape[-1], self.weights, self.biases)
         check_plan(self.name, self.plan)
-        if self.plan not in (None, TORCH, AUTO) and not self.planless():
+        if names_program(self.plan) and not self.planless():
             sizes_of(planned(self.name, self.plan).program, {"K": x.shape[-1]})
-        if self.planless() and self.plan not in (None, TORCH, AUTO):
+        if self.planless() and names_program(self.plan):
             what = f"a gather along the dimension that is summed over has only the plan {TORCH}"
             raise ScheduleError(f"plan is {self.plan!r}: {what}")
 

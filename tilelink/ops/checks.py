@@ -65,6 +65,14 @@ def check_activation(activation: object) -> None:
         raise ArgumentError(f"activation={activation!r}; it must be a function of rows (n, 2 * hidden)", Site.of_user())
 
 
+def check_one_dtype(x: torch.Tensor, weights: Mapping[str, torch.Tensor]) -> None:
+    """Raises DtypeError if weights, by name, do not have the dtype of x."""
+    for name, weight in weights.items():
+        if weight.dtype != x.dtype:
+            said = f"{name} is {short(weight.dtype)}, x {short(x.dtype)}; all must have one dtype"
+            raise DtypeError(said, Site.of_user())
+
+
 def check_weights(
     x: torch.Tensor, features: int, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
 ) -> None:
@@ -79,8 +87,7 @@ def check_weights(
     for name, t in named.items():
         if t.layout != torch.strided:
             raise ArgumentError(f"{name} has layout {t.layout}; only strided tensors can be used")
-        if t.dtype != x.dtype:
-            raise DtypeError(f"{name} is {short(t.dtype)}, x {short(x.dtype)}: all must have one dtype")
+    check_one_dtype(x, named)
     check_dtype(x.dtype)
     for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         one = f" {i}" if len(weights) > 1 else ""

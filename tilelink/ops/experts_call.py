@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from tilelink.errors import DtypeError, ShapeError
-from tilelink.ops.checks import check_dtype, short
+from tilelink.errors import ShapeError
+from tilelink.ops.checks import check_dtype, check_one_dtype
 from tilelink.ops.operator import Call
 from tilelink.ops.plain import Plain
 from tilelink.ops.programs import Programs, path_of
 from tilelink.plans.layer_plans import OF_ROWS, Pair, plan_of
-from tilelink.plans.names import AUTO, TORCH, Plan
+from tilelink.plans.names import AUTO, Plan, names_program
 from tilelink.programs.program import Program
 
 
@@ -51,7 +51,7 @@ class OfExperts(Call):
 
     def check_plan(self) -> None:
         """Raises ScheduleError for an unknown plan, TileSizeError for an impossible tile."""
-        if self.plan not in (None, TORCH, AUTO):
+        if names_program(self.plan):
             plan_of(self.pair, self.program, self.plan)
 
     def check_weight(self, weight: torch.Tensor) -> None:
@@ -61,8 +61,7 @@ class OfExperts(Call):
                 f"weight has shape {tuple(weight.shape)}; "
                 f"it must be ({experts}, N, {self.x.shape[1]}), of the experts of a rank"
             )
-        if weight.dtype != self.x.dtype:
-            raise DtypeError(f"weight is {short(weight.dtype)}, x {short(self.x.dtype)}; both must have one dtype")
+        check_one_dtype(self.x, {"weight": weight})
 
     def or_nothing(self, tensor: torch.Tensor | None) -> torch.Tensor:
         """Returns the tensor, or an empty one for None, since operators do not return None."""

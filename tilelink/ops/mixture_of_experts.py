@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from tilelink.errors import ArgumentError, DtypeError, ScheduleError, ShapeError, Site, function_text, listed, public
+from tilelink.errors import ArgumentError, ScheduleError, ShapeError, Site, function_text, listed, public
 from tilelink.ops import experts as made_of
 from tilelink.ops.agreement import agree, agreed_machine, raise_everywhere, raised_everywhere, told_of_machine
 from tilelink.ops.checks import (
@@ -17,6 +17,7 @@ from tilelink.ops.checks import (
     check_devices,
     check_dtype,
     check_experts,
+    check_one_dtype,
     check_tensors,
     no_autocast,
     short,
@@ -30,6 +31,7 @@ from tilelink.ops.programs import path_of, reserved_on
 from tilelink.ops.whole_layer import PLANS_OF_ONE, layer_of_experts, swiglu
 from tilelink.plans.layer_plans import PAIRS, in_one, is_once, without_changes
 from tilelink.plans.names import AUTO, TORCH
+from tilelink.plans.room import rows_at_most
 from tilelink.plans.whole_layer import LayerQuestion, fastest_layer
 from tilelink.runtime.agreement import TOKENS
 
@@ -210,11 +212,7 @@ def _check(
     check_experts(gate_up.shape, down.shape, width=x.shape[-1])
     if not torch.is_autocast_enabled(x.device.type):
         check_dtype(x.dtype)
-        for name, weight in (("gate_up", gate_up), ("down", down)):
-            if weight.dtype != x.dtype:
-                raise DtypeError(
-                    f"{name} is {short(weight.dtype)}, x {short(x.dtype)}; all must have one dtype", Site.of_user()
-                )
+        check_one_dtype(x, {"gate_up": gate_up, "down": down})
     check_activation(activation)
     known_plan(plan)
     if in_one(plan) and activation is not swiglu:
@@ -235,7 +233,7 @@ def _fastest(
     members, device, world = Members.named(name), x.device, world_of(name)
     if torch.compiler.is_compiling() or path_of(device) is Plain or not tokens * x.shape[-1] or world % slices:
         return AUTO
-    room = world * tokens * min(top, experts * slices // world) if capacity is None else capacity
+    room = rows_at_most(world, tokens, top, experts * slices // world) if capacity is None else capacity
     sizes = {
         "tokens": tokens * world, "experts": experts, "top": top, "width": x.shape[-1], "hidden": hidden, "rows": room,
     }  # fmt: skip

@@ -18,6 +18,7 @@ from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.of_all_ranks import gather_counts, route_once
 from tilelink.plans.layer_plans import is_once
 from tilelink.plans.names import TORCH
+from tilelink.plans.room import rows_at_most
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def moe_routing(
         topk_idx = placed(topk_idx, places, experts, Members.named(name).rank)
     each, (mine, top) = experts * slices // world, topk_idx.shape
     tokens = mine if tokens is None else tokens
-    room = world * tokens * min(top, each) if capacity is None else capacity
+    room = rows_at_most(world, tokens, top, each) if capacity is None else capacity
     met, gathered = None, None
     if is_once(plan):
         ids = topk_idx.clamp(-2, experts).to(torch.int32)  # experts out of range stay out of range

@@ -19,7 +19,7 @@ from tilelink.ops.operator import Operator
 from tilelink.ops.plain import Plain
 from tilelink.ops.programs import Programs
 from tilelink.plans.layer_plans import OF_TOKENS
-from tilelink.plans.names import AUTO, TORCH
+from tilelink.plans.names import names_program
 from tilelink.programs.fitting import takes
 
 
@@ -35,7 +35,7 @@ class OfTokens(OfExperts):
 
     def check_plan(self) -> None:
         super().check_plan()
-        if self.wanted is None or self.plan in (None, TORCH, AUTO):
+        if self.wanted is None or not names_program(self.plan):
             return
         if not takes(self.program, self.plan_of_path().schedule.name, frozenset(["wanted"])):
             raise ScheduleError(

@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
-from tilelink.errors import ArgumentError, DtypeError
+from tilelink.errors import ArgumentError
 from tilelink.kernels.mixture_of_experts import mixture_of_experts
 from tilelink.ops import routed
 from tilelink.ops.agreement import agreed_machine
-from tilelink.ops.checks import check_experts, short
+from tilelink.ops.checks import check_experts, check_one_dtype, short
 from tilelink.ops.experts import Sums, as_dispatched, dispatch_linear, linear_combine
 from tilelink.ops.experts_backward import dispatch_linear_gradients, linear_combine_gradients
 from tilelink.ops.operator import Operator
 from tilelink.ops.plain import Plain
 from tilelink.ops.programs import Programs, reserved_on
 from tilelink.plans.layer_plans import OF_ROWS, ONE_KERNEL, plan_of, without_changes
-from tilelink.plans.names import AUTO, TORCH, Plan, planned
+from tilelink.plans.names import AUTO, TORCH, Plan, names_program, planned
 from tilelink.plans.whole_layer import LayerQuestion, fastest_layer
 
 OPERATOR = mixture_of_experts.name
@@ -62,11 +62,10 @@ class LayerOfExperts(Sums):
         super().check()
         self.check_weight(self.gate_up)
         check_experts(self.gate_up.shape, self.down.shape)
-        if self.down.dtype != self.x.dtype:
-            raise DtypeError(f"down is {short(self.down.dtype)}, x {short(self.x.dtype)}: all must have one dtype")
+        check_one_dtype(self.x, {"down": self.down})
 
     def check_plan(self) -> None:
-        if self.plan not in (None, TORCH, AUTO):
+        if names_program(self.plan):
             planned(OPERATOR, self.plan)
 
     def plan_of_path(self) -> Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from tilelink.errors import ScheduleError, Site, TileSizeError, similar
 from tilelink.frontend.kept import kept
@@ -20,6 +20,8 @@ TORCH = "torch"
 """The plan of a call that plain torch computes, as TILELINK_BACKEND=torch has it for all calls."""
 AUTO = "auto"
 """The plan that stands for the plan that is predicted to be the fastest on this machine."""
+ANYWHERE = (None, AUTO, TORCH)
+"""Plans that ask for no program. Every operator and layer can have them."""
 
 
 class Plan(NamedTuple):
@@ -95,9 +97,14 @@ def sizes_of(program: Program, shape: Mapping[str, Any]) -> dict[str, Any]:
     return dict(shape) if pieces_of is None else {d: n for d, n in shape.items() if d != "K"} | pieces_of(shape["K"])
 
 
+def names_program(plan: str | None) -> TypeGuard[str]:
+    """Whether a plan names a program, and is none of `ANYWHERE`."""
+    return plan not in ANYWHERE
+
+
 def check_plan(operator: str, plan: str | None) -> None:
     """Raises ScheduleError if `plan` is no plan of the operator, and TileSizeError for an impossible tile."""
-    if plan not in (None, TORCH, AUTO):
+    if names_program(plan):
         try:
             planned(operator, plan)
         except (ScheduleError, TileSizeError) as e:

@@ -15,9 +15,16 @@ from tilelink.plans.names import AUTO, TORCH, Plan, planned, plans
 from tilelink.programs.fitting import takes
 
 
+def rows_at_most(world: int, tokens: int, top: int, experts: int) -> int:
+    """The most rows that a rank with this number of `experts` can get, if each rank has `tokens` tokens for `top`
+    experts each. With room for them, no row is ever dropped."""
+    return world * tokens * min(top, experts)
+
+
 def room(experts: Experts, tokens: int) -> int:
-    """Rows that a rank has room for by default, with an even part of `tokens`: enough that no row is ever dropped."""
-    return experts.world * ceil(tokens / experts.world) * min(experts.each, experts.all // experts.spread)
+    """Rows that a rank has room for by default, with an even part of `tokens`."""
+    each = ceil(tokens / experts.world)
+    return rows_at_most(experts.world, each, experts.each, experts.all // experts.spread)
 
 
 def heap_bytes(layer: Experts | WholeLayer, plan: str | None, dtype: str, tokens: int, rows: int) -> int:

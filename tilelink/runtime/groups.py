@@ -15,17 +15,15 @@ import torch.distributed as dist
 
 from tilelink import errors
 from tilelink.analysis.machine import NCCL_SMS
+from tilelink.analysis.unroll import DEFAULT_SMS
 from tilelink.errors import Site, public
 from tilelink.frontend.sizes import check_nodes
 from tilelink.runtime.agreement import gathered, mismatch
 from tilelink.runtime.board import share
 from tilelink.runtime.bounds import Bounds
-from tilelink.runtime.cpu.world import DEFAULT_HEAP, DEFAULT_SIGNALS, DEFAULT_SMS
-from tilelink.runtime.layout import HeapLayout
+from tilelink.runtime.layout import CPU_HEAP, CPU_SIGNALS, CUDA_HEAP, CUDA_SIGNALS, HeapLayout
 from tilelink.runtime.process_group import ProcessGroup
 
-CUDA_HEAP = 512 << 20
-CUDA_SIGNALS = 4 << 20
 DEFAULT_ENTER = 300.0
 DEFAULT_STUCK = 30.0
 
@@ -66,9 +64,9 @@ def group(
     if reserved is None:
         reserved = 0 if on_cpu else reserved_by_default(members)
     if heap_bytes is None:
-        heap_bytes = DEFAULT_HEAP if on_cpu else CUDA_HEAP
+        heap_bytes = CPU_HEAP if on_cpu else CUDA_HEAP
     if signal_bytes is None:
-        signal_bytes = DEFAULT_SIGNALS if on_cpu else CUDA_SIGNALS
+        signal_bytes = CPU_SIGNALS if on_cpu else CUDA_SIGNALS
     options = {
         "device": device, "reserved": reserved,
         "heap_bytes": heap_bytes, "slots": slots, "signal_bytes": signal_bytes, "sms": sms,

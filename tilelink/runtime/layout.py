@@ -18,6 +18,11 @@ from tilelink.frontend.sizes import Sizes
 
 CONTROL_WORDS = portable.PROGRESS.value
 MAX_SLOTS = 8
+SIGNALS, CONTROL = "signals of ", "control words"
+"""Names of memory regions that are not tensors; names of tensors have no spaces."""
+CPU_HEAP, CPU_SIGNALS = 64 << 20, 256 << 10
+CUDA_HEAP, CUDA_SIGNALS = 512 << 20, 4 << 20
+"""Default bytes of a rank's heap, and for the signals of a slot."""
 assert portable.SLOT_LEFT.value + MAX_SLOTS <= portable.POISON.value, "the words of the slots reach into the poison"
 assert portable.RANK.value < CONTROL_WORDS, "what bounds the waits reaches into the words of progress"
 

@@ -21,9 +21,9 @@ from tilelink.errors import RowIndexError, Site, TileLinkError
 from tilelink.frontend.ir import walk
 from tilelink.runtime.lane import HOST, Reason, Report, entered
 from tilelink.runtime.launch import Record
-from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout
+from tilelink.runtime.layout import CONTROL, CONTROL_WORDS, SIGNALS, HeapLayout
 from tilelink.runtime.prepare import Prepared
-from tilelink.runtime.trace import CONTROL, SIGNALS, global_box
+from tilelink.runtime.trace import global_box
 
 SHOWN, SHOWN_TILES = 20, 4
 Launched = Mapping[tuple[int, str], Prepared]

@@ -20,9 +20,8 @@ from tilelink.backend.targets.portable import PROGRESS
 from tilelink.emulator import Box, Operation
 from tilelink.errors import TraceMismatchError
 from tilelink.frontend.expressions import parts_of
+from tilelink.runtime.layout import CONTROL, SIGNALS
 
-SIGNALS, CONTROL = "signals of ", "control words"
-"""Names of memory regions that are not tensors; names of tensors have no spaces."""
 _STRONGER = {"gpu": ("gpu", "sys"), "sys": ("sys",)}
 
 

@@ -21,9 +21,8 @@ from tilelink.frontend.sizes import Sizes
 from tilelink.runtime.arguments import Arguments
 from tilelink.runtime.lane import POISON, Lane, Report
 from tilelink.runtime.launch import Run
-from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout
+from tilelink.runtime.layout import CONTROL, CONTROL_WORDS, SIGNALS, HeapLayout
 from tilelink.runtime.prepare import Prepared
-from tilelink.runtime.trace import CONTROL, SIGNALS
 
 LANE = "lane"
 """The stream of a rank on which its kernels are launched."""

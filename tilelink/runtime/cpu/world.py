@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from tilelink.analysis.placement import ALIGNMENT
 from tilelink.analysis.timeline import Timeline
+from tilelink.analysis.unroll import DEFAULT_SMS
 from tilelink.backend.targets import CPU, Target
 from tilelink.emulator import Admission, DeadlockError, Execution, KernelError, Operation, PolicyWord, RaceError
 from tilelink.emulator.interpreter import is_running
@@ -31,15 +32,12 @@ from tilelink.runtime.agreement import CallLog
 from tilelink.runtime.cpu.lane import LANE, CpuLane
 from tilelink.runtime.group import Group
 from tilelink.runtime.launch import Record, Run
-from tilelink.runtime.layout import HeapLayout, heap_in
+from tilelink.runtime.layout import CPU_HEAP, CPU_SIGNALS, HeapLayout, heap_in
 from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.stuck import explain, lines_of, told_of, with_tiles
 from tilelink.runtime.timestamps import timeline_of
 
 T = TypeVar("T")
-DEFAULT_HEAP = 64 << 20
-DEFAULT_SIGNALS = 256 << 10
-DEFAULT_SMS = 132
 LATE = replace(CPU.across_nodes(), module="tilelink.emulator.late_network")
 """The target of worlds on several nodes: transfers to other nodes are late, as over a network."""
 
@@ -63,9 +61,9 @@ class CpuWorld:
         self,
         world: int,
         *,
-        heap_bytes: int = DEFAULT_HEAP,
+        heap_bytes: int = CPU_HEAP,
         slots: int = 2,
-        signal_bytes: int = DEFAULT_SIGNALS,
+        signal_bytes: int = CPU_SIGNALS,
         sms: int = DEFAULT_SMS,
         seed: int = 0,
         policy: PolicyWord = "random",

@@ -34,6 +34,11 @@ class CudaGroup(Group):
 
     def __init__(self, lane: CudaLane, rank: int) -> None:
         Group.__init__(self, lane, rank)
+        self.be_on_device()
+
+    def be_on_device(self) -> None:
+        """Makes what a rank has besides on a device: the word that tells its host of aborts, and its scripts."""
+        lane, rank = self.lane, self.rank
         self.flag = lane.flags[rank] = lane.device.seen_by_host()
         self._flag = self.flag.numpy()
         self._known: Kept[Any, _Known] = Kept(KEPT_CALLS)  # by `_key`

@@ -29,7 +29,7 @@ class CudaProcessGroup(CudaGroup, ProcessGroup):
 
     def __init__(self, process_group: dist.ProcessGroup, lane: CudaLane) -> None:
         ProcessGroup.__init__(self, process_group, lane, lane.bounds)
-        CudaGroup.__init__(self, lane, self.rank)
+        self.be_on_device()
         lane.heaps[self.rank].fill_(0xFF)  # NaN of every dtype, so that unwritten elements show
         lane.device.synchronize(lane.device.current())
         lane.clear(self.rank)

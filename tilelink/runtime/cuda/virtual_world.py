@@ -32,9 +32,8 @@ from tilelink.runtime.cuda.group import CudaGroup
 from tilelink.runtime.cuda.lane import CudaLane
 from tilelink.runtime.cuda.probed import Probed
 from tilelink.runtime.cuda.script import Script, Streams
-from tilelink.runtime.groups import CUDA_HEAP, CUDA_SIGNALS
 from tilelink.runtime.lane import Reason
-from tilelink.runtime.layout import HeapLayout, heap_in
+from tilelink.runtime.layout import CUDA_HEAP, CUDA_SIGNALS, HeapLayout, heap_in
 from tilelink.runtime.stuck import of_report
 from tilelink.runtime.timestamps import timeline_of
 
