@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -140,3 +142,20 @@ def test_what_does_not_fit_is_refused() -> None:
     world.run(kept.append)
     with pytest.raises(WorldError, match="outside of KernelWorld"):
         kept[0].launch(exchanging.number, 1, out, 4)
+
+
+@pytest.mark.parametrize("world", [tk.KernelWorld, tk.CpuWorld])
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"resident": 0}, WorldError, "resident=0; it must be at least 1 worker of a rank"),
+        ({"policy": "rondom"}, ArgumentError, "unknown policy 'rondom'; .*did you mean random"),
+        ({"admit": "in ordr"}, ArgumentError, "admit='in ordr'; it must be one of .*did you mean in order"),
+        ({"switch": "memry"}, ArgumentError, "switch='memry'; it must be one of 'atomics', 'memory'; did you mean"),
+        ({"races": "colect"}, ArgumentError, "races='colect'; it must be one of True, 'collect', False"),
+    ],
+)  # fmt: skip
+def test_an_option_that_worlds_do_not_know(world: Any, options: Any, error: Any, said: str) -> None:
+    with pytest.raises(error, match=said) as e:
+        world(2, **options)
+    assert e.value.site is not None and e.value.site.file == __file__

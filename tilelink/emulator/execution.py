@@ -24,6 +24,8 @@ from tilelink.errors import TileLinkError
 
 T = TypeVar("T")
 Admission = Literal["in order", "last first"]
+Races = bool | Literal["collect"]
+Switch = Literal["atomics", "memory"]
 FRUITLESS_ROUNDS = 16
 """How often all stuck programs look again without any change before this is a deadlock."""
 
@@ -58,9 +60,9 @@ class Execution:
         policy: PolicyWord = "random",
         resident: int | None = None,
         admit: Admission = "in order",
-        races: bool | Literal["collect"] = True,
+        races: Races = True,
         observer: Callable[[Operation], None] | None = None,
-        switch: Literal["atomics", "memory"] = "atomics",
+        switch: Switch = "atomics",
         livelock: int = 200_000,
         ranks: Sequence[int] | None = None,
         elsewhere: Elsewhere | None = None,

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from tilelink.emulator import Admission, Execution, InterpretedKernel, Operation, PolicyWord, Region, interpreted
+from tilelink.emulator.execution import Races, Switch
 from tilelink.emulator.memory import Kind
-from tilelink.emulator.policies import made
+from tilelink.emulator.options import checked
 from tilelink.errors import ArgumentError, DeviceError, DtypeError, ShapeError, Site, WorldError, public
 from tilelink.frontend.sizes import check_rank, check_world
 
@@ -50,7 +51,7 @@ class KernelWorld:
     `latest.races`, False does not look for them. `switch`: programs take turns at "atomics", or at every access to
     "memory". `observer` gets every operation.
 
-    Raises WorldError, and ArgumentError for an unknown policy."""
+    Raises WorldError and ArgumentError."""
 
     def __init__(
         self,
@@ -60,20 +61,14 @@ class KernelWorld:
         policy: PolicyWord = "random",
         resident: int | None = None,
         admit: Admission = "in order",
-        races: bool | Literal["collect"] = True,
-        switch: Literal["atomics", "memory"] = "memory",
+        races: Races = True,
+        switch: Switch = "memory",
         observer: Callable[[Operation], None] | None = None,
     ) -> None:
         check_world(world)
-        if resident is not None and resident < 1:
-            raise WorldError(f"resident={resident}: at least 1 program of a rank", Site.of_user())
-        try:
-            made(policy, seed)
-        except ValueError as error:
-            raise ArgumentError(str(error), Site.of_user()) from None
         self.world, self.seed = world, seed
-        self.options: dict[str, Any] = dict(
-            policy=policy, resident=resident, admit=admit, races=races, switch=switch, observer=observer
+        self.options = checked(
+            seed=seed, policy=policy, resident=resident, admit=admit, races=races, switch=switch, observer=observer
         )
         self.tensors: dict[str, Symmetric] = {}
         self.latest: Execution | None = None

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -22,7 +22,9 @@ from tilelink.analysis.timeline import Timeline
 from tilelink.analysis.unroll import DEFAULT_SMS
 from tilelink.backend.targets import CPU, Target
 from tilelink.emulator import Admission, DeadlockError, Execution, KernelError, Operation, PolicyWord, RaceError
+from tilelink.emulator.execution import Races, Switch
 from tilelink.emulator.interpreter import is_running
+from tilelink.emulator.options import checked
 from tilelink.errors import ArgumentError, RankMismatchError, Site, StuckError, WorldError, public
 from tilelink.frontend.expressions import running
 from tilelink.frontend.routes import counts_of
@@ -54,7 +56,7 @@ class CpuWorld:
     of a node, all by default. Ranks of other nodes are reached as over a network: late, or at once if the target is
     `CPU.across_nodes()`, which traces need. `check`: programs that the check finds unsafe are refused.
 
-    Raises WorldError, HeapError.
+    Raises WorldError, HeapError, ArgumentError.
     """
 
     def __init__(
@@ -69,20 +71,18 @@ class CpuWorld:
         policy: PolicyWord = "random",
         resident: int | None = None,
         admit: Admission = "in order",
-        races: bool | Literal["collect"] = True,
+        races: Races = True,
         observer: Callable[[Operation], None] | None = None,
-        switch: Literal["atomics", "memory"] = "atomics",
+        switch: Switch = "atomics",
         target: Target = CPU,
         per_node: int | None = None,
         check: bool = True,
     ) -> None:
         check_world(world)
         check_nodes(world, per_node)
-        if resident is not None and resident < 1:
-            raise WorldError(f"resident={resident}: at least 1 worker of a rank", Site.of_user())
         self.world, self.sms, self.seed = world, sms, seed
-        self.options: dict[str, Any] = dict(
-            policy=policy, resident=resident, admit=admit, races=races, switch=switch, observer=observer
+        self.options = checked(
+            seed=seed, policy=policy, resident=resident, admit=admit, races=races, switch=switch, observer=observer
         )
         self.layout = HeapLayout(world, heap_bytes, slots, signal_bytes)
         if target == CPU and per_node is not None and per_node < world:
