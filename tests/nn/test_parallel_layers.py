@@ -263,6 +263,15 @@ def biases_of_some(g: dist.ProcessGroup) -> None:
     ColumnParallelLinear.from_linear([nn.Linear(4, 6), nn.Linear(4, 6, bias=False)], group=g)
 
 
+def dtypes_of_some(g: dist.ProcessGroup) -> None:
+    ColumnParallelLinear.from_linear([nn.Linear(4, 6, bias=False), nn.Linear(4, 6, bias=False).half()], group=g)
+
+
+def frozen_some(g: dist.ProcessGroup) -> None:
+    frozen = nn.Linear(4, 6, bias=False).requires_grad_(False)
+    ColumnParallelLinear.from_linear([frozen, nn.Linear(4, 6, bias=False)], group=g)
+
+
 def no_layers(g: dist.ProcessGroup) -> None:
     ColumnParallelLinear.from_linear([], group=g)
 
@@ -290,6 +299,8 @@ BAD = {
     plan_of_another_operator: ("ScheduleError", "plan is 'one_shot'; plans of linear_reduce_scatter are"),
     other_widths: ("ArgumentError", "one width, and all a bias or none; these are Linear(in_features=4"),
     biases_of_some: ("ArgumentError", "one width, and all a bias or none; these are Linear(in_features=4"),
+    dtypes_of_some: ("ArgumentError", "must have one dtype; these have weight float32; weight float16"),
+    frozen_some: ("ArgumentError", "or all none; these have weight requires_grad=False; weight requires_grad=True"),
     no_layers: ("ArgumentError", "one width, and all a bias or none; these are none"),
     lengths_where_tokens_are_whole: ("ArgumentError", "lengths are (1, 2): every rank has all tokens"),
     other_features: ("ShapeError", "features; weight has shape (2, 4), it takes 4"),
@@ -304,6 +315,16 @@ def test_bad_layers(pool: Pool, bad: Callable[[dist.ProcessGroup], None]) -> Non
     for found, message, site in on_two(pool, raised, bad):
         assert (found, text in message) == (kind, True), message
         assert site.file.endswith("test_parallel_layers.py")
+
+
+def other_features_on_one(g: dist.ProcessGroup) -> None:
+    column, row = ColumnParallelLinear(4, 4, group=g), RowParallelLinear(4, 4, group=g)
+    row(column(torch.zeros(3, 4 + dist.get_rank(g))))
+
+
+def test_an_error_of_a_layer_that_sends_nothing_reaches_the_other_ranks(pool: Pool) -> None:
+    (kind, said, _), (own, meant, _) = on_two(pool, raised, other_features_on_one)
+    assert (kind, own) == ("RankFailedError", "ShapeError") and meant.split(": ")[-1] in said
 
 
 def layers_that_cannot_be(group: dist.ProcessGroup) -> list[str]:

@@ -127,6 +127,22 @@ def other_features(g: dist.ProcessGroup) -> None:
     module(torch.zeros(2, 5))
 
 
+def no_input(g: dist.ProcessGroup) -> None:
+    feed_forward(g)[0].get_submodule("gate")(None)
+
+
+def features_for_tokens(g: dist.ProcessGroup) -> None:
+    module = nn.Linear(8, 8)
+    applied(g, tnn.ColwiseParallel(input_layouts=Shard(1)), module)
+    module(torch.zeros(3, 8))
+
+
+def one_row_with_a_plan(g: dist.ProcessGroup) -> None:
+    module = nn.Linear(8, 8)
+    applied(g, tnn.RowwiseParallel(plan="push"), module)
+    module(torch.zeros(4))
+
+
 BAD = {
     no_such_plan: ("ScheduleError", "plans of all_gather_linear are push"),
     plan_of_another_operator: ("ScheduleError", "plans of linear_all_reduce are"),
@@ -149,6 +165,9 @@ BAD = {
     replaced: ("ArgumentError", "up of FeedForward is a Linear now"),
     adapted: ("ArgumentError", "gate of FeedForward is a Wrapped now, and was spread as a Linear: replace linears"),
     other_features: ("ShapeError", "weight has shape (8, 4)"),
+    no_input: ("ArgumentError", "input is None, not a tensor"),
+    features_for_tokens: ("ShapeError", "input_layouts is S(1): an input of shape (3, 8) has its features there"),
+    one_row_with_a_plan: ("ShapeError", "at least two dimensions"),
 }
 
 

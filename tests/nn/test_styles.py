@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.nn import feed_forward, on_ranks, one_linear
+from tests.nn import feed_forward, on_ranks, one_linear, siblings
 from tests.ops.groups import GROUPS, assert_right, on_two
 from tests.ops.on_ranks import on_groups
 from tests.parameters import first_of
@@ -83,6 +83,19 @@ SINGLE = [
 @pytest.mark.parametrize("function", SINGLE, ids=lambda f: f.__name__)
 def test_layers(pool: Pool, function: Callable[..., object]) -> None:
     assert_right(pool, [(1, 2, 3)], function)
+
+
+@pytest.mark.parametrize("way", siblings.WAYS)
+def test_layers_that_share_their_input_and_are_not_computed_alike(pool: Pool, way: str) -> None:
+    assert_right(pool, [(0, 1)], siblings.apart, way)
+
+
+def test_layers_of_one_row(pool: Pool) -> None:
+    assert_right(pool, [(0, 1)], siblings.one_row)
+
+
+def test_a_copy_of_a_model_after_one_of_the_layers(pool: Pool) -> None:
+    assert_right(pool, [(0, 1)], siblings.copied)
 
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("interpret", marks=pytest.mark.verify)])

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+import tilelink.nn as nn
 import tilelink.ops as ops
 from tests.ops import sharded
 from tests.ops.sharded import GATHER, Call
@@ -265,16 +266,27 @@ def compiled_alone(group: dist.ProcessGroup) -> bool:
 
 
 def second_gradients(group: dist.ProcessGroup) -> list[str]:
-    """What comes of gradients of gradients, by operator."""
+    """What comes of gradients of gradients, by operator and by layers: of the weight, of x, which torch may compute
+    without the terms of an operator, and in a backward."""
+    column, row = nn.ColumnParallelLinear(4, 6, group=group), nn.RowParallelLinear(6, 4, group=group)
+
+    def layers(x: torch.Tensor, weight: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        return row(column(x @ weight.T @ weight).tanh())  # type: ignore[no-any-return]
+
     found = []
-    for operator in (ops.all_gather_linear, ops.linear_reduce_scatter, ops.linear_all_reduce):
-        x, weight = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
-        (grad,) = torch.autograd.grad(operator(x, weight, group=group).square().sum(), x, create_graph=True)
-        try:
-            torch.autograd.grad(grad.sum(), weight)
-            found.append("computed")
-        except RuntimeError as e:
-            found.append(str(e))
+    for function in (ops.all_gather_linear, ops.linear_reduce_scatter, ops.linear_all_reduce, layers):
+        for again in (
+            lambda grad, x, weight: torch.autograd.grad(grad.square().sum(), weight),
+            lambda grad, x, weight: torch.autograd.grad(grad.square().sum(), x),
+            lambda grad, x, weight: grad.square().sum().backward(),
+        ):
+            x, weight = torch.randn(4, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+            (grad,) = torch.autograd.grad(function(x, weight, group=group).square().sum(), x, create_graph=True)
+            try:
+                again(grad, x, weight)
+                found.append("computed")
+            except ArgumentError as e:
+                found.append(str(e))
     return found
 
 

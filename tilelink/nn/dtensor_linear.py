@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from tilelink.errors import ArgumentError, Site, public_class
+from tilelink.errors import ArgumentError, ShapeError, Site, public_class
 from tilelink.nn.layouts import (
     Layouts,
     as_dtensor,
@@ -20,7 +22,7 @@ from tilelink.nn.layouts import (
     uneven_lengths,
 )
 from tilelink.nn.linear import column_linear, row_linear
-from tilelink.ops.checks import DTYPES
+from tilelink.ops.checks import DTYPES, check_tensor
 from tilelink.plans.names import names_program
 
 
@@ -34,7 +36,7 @@ class ColwiseLinear(nn.Linear):
     name: str  # among the siblings
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not is_ours(self):
+        if not is_ours(self) or is_a_row(self, input):
             return as_in_torch(self, input, Replicate())
         mine = self.siblings.result(self.name, input)
         return laid_out(mine, self.weight.device_mesh, Shard(-1), self.layouts)
@@ -53,7 +55,7 @@ class RowwiseLinear(nn.Linear):
     layouts: Layouts
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not is_ours(self):
+        if not is_ours(self) or is_a_row(self, input):
             return as_in_torch(self, input, Shard(-1))
         mesh, layouts = self.weight.device_mesh, self.layouts
         x, weight = features_of(input, mesh, layouts.input), self.weight.to_local()
@@ -68,7 +70,9 @@ class RowwiseLinear(nn.Linear):
 
 class Siblings:
     """Column-parallel layers that are called with the same input. The first call computes the results of all of them,
-    with one gather; the other layers take their results. A layer that shares no input is its only sibling."""
+    with one gather; the other layers take their results. They do so only where they would compute the same: with the
+    same weights, under the same `_circumstances`. Otherwise all results are computed again. A layer that shares no
+    input is its only sibling."""
 
     def __init__(self, layers: dict[str, ColwiseLinear]) -> None:
         self.layers = layers
@@ -78,18 +82,36 @@ class Siblings:
         """Drops results that nobody has taken."""
         self._input: torch.Tensor | None = None
         self._version = 0
+        self._made_for: Any = None
         self._waiting: dict[str, torch.Tensor] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies of a model, which have no results yet."""
+        return {"layers": self.layers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.layers = state["layers"]
+        self.forget()
 
     def result(self, name: str, input: torch.Tensor) -> torch.Tensor:
         """Returns the rank's part of a layer's result. Raises ArgumentError if its siblings had another input."""
-        if name not in self._waiting:
-            self._input, self._version, self._waiting = input, _version(input), self._computed(input)
-        else:
+        now = _circumstances(input.device.type), self._weights()
+        if name in self._waiting and self._made_for == now:
             self._check_same(name, input)
+        else:
+            self._input, self._version, self._made_for = input, _version(input), now
+            self._waiting = self._computed(input)
         result = self._waiting.pop(name)
         if not self._waiting:
-            self._input = None
+            self.forget()
         return result
+
+    def _weights(self) -> Any:
+        """Which weights the layers have, and how often these were changed. (In a compiled graph they do not change.)"""
+        if torch.compiler.is_compiling():
+            return None
+        given = (t for layer in self.layers.values() for t in (layer.weight, layer.bias) if t is not None)
+        return [(id(t), _version(t)) for t in given]
 
     def _check_same(self, name: str, input: torch.Tensor) -> None:
         """Raises ArgumentError unless this is the input of the waiting results, unchanged."""
@@ -116,12 +138,29 @@ class Siblings:
                 raise ArgumentError(f"{what}: give fully_shard the module that shares its input", Site.of_user())
         layouts = layers[0].layouts
         x, dim, lengths, partial = spread(input, layers[0].weight.device_mesh, layouts.input)
+        features = x.shape[-1] * layers[0].weight.device_mesh.size()
+        if dim == x.dim() - 1 and lengths is None and features != layers[0].in_features:
+            what = f"an input of shape {tuple(input.shape)} has its features there, {features} on all ranks"
+            takes = f"{next(iter(named)) or 'the layer'} takes {layers[0].in_features}"
+            raise ShapeError(f"input_layouts is {layouts.input}: {what}; {takes}", Site.of_user())
         weights, biases = [layer.weight.to_local() for layer in layers], [local(layer.bias) for layer in layers]
         if partial:
             outs = [F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
         else:
             outs = column_linear(x, weights, biases, dim, lengths, layouts.group_name, layouts.plan)
         return dict(zip(named, outs, strict=True))
+
+
+def _circumstances(device: str) -> Any:
+    """What decides, besides the tensors, what a layer computes and what torch records for gradients: whether it
+    records, autocast, who keeps tensors for the backward (a checkpointed region drops them), and whether a backward
+    computes the layer again. In a compiled graph only the first can change."""
+    records = torch.is_grad_enabled()
+    if torch.compiler.is_compiling():
+        return records
+    keepers = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    again = torch._C._current_graph_task_id()
+    return records, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), keepers, again
 
 
 def _version(input: torch.Tensor) -> int:
@@ -133,6 +172,13 @@ def _version(input: torch.Tensor) -> int:
 def is_ours(layer: ColwiseLinear | RowwiseLinear) -> bool:
     """Whether operators can use the weight of a layer: it is still a DTensor, of a dtype that operators take."""
     return isinstance(layer.weight, DTensor) and layer.weight.dtype in DTYPES
+
+
+def is_a_row(layer: ColwiseLinear | RowwiseLinear, input: torch.Tensor) -> bool:
+    """Whether the input is one row (features,), which operators do not take. They say so if a plan names a program.
+    Raises ArgumentError if the input is no tensor."""
+    check_tensor("input", input)
+    return input.dim() == 1 and not names_program(layer.layouts.plan)
 
 
 def as_in_torch(layer: ColwiseLinear | RowwiseLinear, input: torch.Tensor, wanted: Placement) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tilelink.errors import ArgumentError, Site, public, public_class
 from tilelink.nn.linear import check_column_plan, check_row_plan, column_linear, row_linear, share
-from tilelink.ops.checks import check_own_dtype, check_sizes, check_type
+from tilelink.ops.checks import check_own_dtype, check_sizes, check_type, short
 from tilelink.ops.collectives import Members, name_of_group
 
 
@@ -20,6 +20,14 @@ def _check_linears(given: Any, *layers: Any) -> None:
     """Raises ArgumentError unless all layers given to `from_linear` are linear layers. `given`: the argument."""
     if not all(isinstance(layer, nn.Linear) for layer in layers):
         raise ArgumentError(f"from_linear is given {given!r}; it takes linear layers, nn.Linear", Site.of_user())
+
+
+def _dtypes(linear: nn.Linear) -> str:
+    return ", ".join(f"{name} {short(p.dtype)}" for name, p in linear.named_parameters())
+
+
+def _trained(linear: nn.Linear) -> str:
+    return ", ".join(f"{name} requires_grad={p.requires_grad}" for name, p in linear.named_parameters())
 
 
 class _Part(nn.Module):
@@ -49,7 +57,7 @@ class _Part(nn.Module):
         )  # fmt: skip
         layer._take(whole)
         for name, parameter in layer.named_parameters():
-            parameter.requires_grad_(any(m.get_parameter(name).requires_grad for m in whole))
+            parameter.requires_grad_(first.get_parameter(name).requires_grad)
         return layer
 
     def reset_parameters(self) -> None:
@@ -138,6 +146,11 @@ class ColumnParallelLinear(_Part):
             shown = ", ".join(str(m) for m in several) or "none"
             what = "layers that share their input have one width, and all a bias or none"
             raise ArgumentError(f"{what}; these are {shown}", Site.of_user())
+        for all_have, of in (("one dtype", _dtypes), ("a gradient, or all none", _trained)):
+            if len({of(m) for m in several}) != 1:
+                shown = "; ".join(of(m) for m in several)
+                what = f"layers that share their input become one parameter, so all must have {all_have}"
+                raise ArgumentError(f"{what}; these have {shown}", Site.of_user())
         return cls._of(several, [m.out_features for m in several], **options)
 
     def forward(self, input: torch.Tensor, lengths: Sequence[int] | None = None) -> Any:

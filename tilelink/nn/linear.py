@@ -8,6 +8,7 @@ backward). The other half is `tilelink.ops.linear_all_reduce`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ import torch.nn.functional as F
 
 from tilelink.errors import ArgumentError, ShapeError, Site, TileLinkError
 from tilelink.ops import all_gather_linear, linear_all_reduce, linear_reduce_scatter
+from tilelink.ops.agreement import raise_everywhere
 from tilelink.ops.checks import cast_for, check_dim, check_weights, no_autocast
 from tilelink.ops.collectives import Members
+from tilelink.ops.operator import once
 from tilelink.ops.plain import Maybe, Tensors, side_by_side
 from tilelink.plans.names import ANYWHERE, check_plan, names_program
 
@@ -102,15 +105,16 @@ def linear_of_replicated(
     """Returns x @ weight.T + bias for each weight (N, K) of this rank; all ranks have the same x (..., K). The forward
     sends nothing. One `linear_all_reduce` with `plan` makes the gradient of x, from all weights.
 
-    Raises what `linear_all_reduce` raises, before anything is computed.
+    Raises what `linear_all_reduce` raises, before anything is computed; the other ranks then raise RankFailedError in
+    their next call.
     """
     cast = cast_for(x)
     x, weights, biases = cast(x), [cast(w) for w in weights], [cast(b) for b in biases]
     try:
         check_dim(x, 0, "dimension")
         check_weights(x, x.shape[-1], weights, biases)
-    except TileLinkError as e:
-        raise type(e)(e.message, Site.of_user()) from None
+    except TileLinkError as e:  # the others would wait for this rank in the row-parallel layer
+        raise_everywhere(group_name, type(e)(e.message, Site.of_user()), x)
     with no_autocast(x):
         return list(_LinearOfReplicated.apply(x, group_name, plan, len(weights), *weights, *biases))
 
@@ -122,6 +126,7 @@ class _WithSummedGradient(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
+    @partial(once, "a gradient that is summed over the ranks")
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         return _sum_over_ranks(grad, ctx.group_name), None
 
@@ -138,6 +143,7 @@ class _LinearOfReplicated(torch.autograd.Function):
         return tuple(t.data for t in made)  # no views: torch forbids to change these in place
 
     @staticmethod
+    @partial(once, "a column-parallel linear")
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         x, *weights = ctx.saved_tensors
         need_x, _, _, _, *needs = ctx.needs_input_grad

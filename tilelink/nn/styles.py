@@ -201,7 +201,7 @@ def _begin(names: Sequence[str], module: nn.Module, _: Any) -> None:
             spread = {id(p) for p in linear.parameters()}
             if linear is found or any(id(p) not in spread for p in found.parameters()):
                 what = f"{name} of {type(module).__name__} is a {type(found).__name__} now, and was spread as a Linear"
-                last = "replace linears before parallelize_module, and leave those that are none out of its plan"
+                last = f"replace linears before parallelize_module, and name a linear inside of a wrapper, {name}.base"
                 raise ArgumentError(f"{what}: {last}", Site.of_user())
         assert isinstance(linear, ColwiseLinear)
         linear.siblings.forget()

@@ -164,6 +164,6 @@ def _raise_difference(told: Sequence[Mapping[str, Any]], site: Site, error: Tile
         if "raised" in theirs:
             raise RankFailedError(f"rank {rank} raised {theirs['raised']}", site)
     if any(theirs != told[0] for theirs in told):
-        uneven = "; for shards of different lengths, pass lengths= on every rank"
-        uneven *= len({str(t.get("shapes")) for t in told}) > 1
+        uneven = "; for shards of different lengths, pass lengths= on every rank, or DTensors to a parallel style"
+        uneven *= len({str(t.get("shapes", {}).get("lengths")) for t in told}) > 1
         raise RankMismatchError((mismatch("this call", dict(enumerate(told))) or "") + uneven, site)

@@ -108,10 +108,11 @@ def check_tensors(**given: Any) -> None:
     for name, value in given.items():
         for t in value if isinstance(value, list | tuple) else [value]:
             if t is not None:
-                _check_tensor(name, t)
+                check_tensor(name, t)
 
 
-def _check_tensor(name: str, value: Any) -> None:
+def check_tensor(name: str, value: Any) -> None:
+    """Checks that a value is a tensor. Raises ArgumentError."""
     if not isinstance(value, torch.Tensor):
         hint = ": its tensors are .weight and .bias" if isinstance(value, torch.nn.Linear) else ""
         what = "None" if value is None else f"a {type(value).__name__}"
@@ -125,11 +126,11 @@ def check_type(name: str, value: Any, kind: str) -> None:
         return
     match kind:
         case "torch.Tensor" | "torch.Tensor | None":
-            _check_tensor(name, value)
+            check_tensor(name, value)
         case "Tensors" | "Maybe":
             for t in value if isinstance(value, list | tuple) else [value]:
                 if t is not None or kind == "Tensors":
-                    _check_tensor(name, t)
+                    check_tensor(name, t)
         case _:
             words, fits = _OPTIONS[kind.removesuffix(" | None")]
             if not fits(value):
@@ -205,16 +206,16 @@ def check_integers(name: str, given: torch.Tensor, shape: str) -> None:
         raise ShapeError(f"{name} has shape {tuple(given.shape)}; it must be integers {shape}", Site.of_user())
 
 
-def check_dtype(dtype: Any, name: str = "x", site: Site | None = None) -> None:
+def check_dtype(dtype: Any, name: str = "x") -> None:
     """Raises DtypeError for a dtype that operators do not take."""
     if dtype not in DTYPES:
         given = short(dtype) if isinstance(dtype, torch.dtype) else repr(dtype)
-        raise DtypeError(f"{name} is {given}; operators take {', '.join(map(short, DTYPES))}", site)
+        raise DtypeError(f"{name} is {given}; operators take {', '.join(map(short, DTYPES))}", Site.of_user())
 
 
 def check_own_dtype(dtype: Any) -> None:
     """Checks the dtype of a layer's parameters; None is torch's default. Raises DtypeError."""
-    check_dtype(torch.get_default_dtype() if dtype is None else dtype, "dtype", Site.of_user())
+    check_dtype(torch.get_default_dtype() if dtype is None else dtype, "dtype")
 
 
 def short(dtype: torch.dtype) -> str:

@@ -26,7 +26,6 @@ class OfExperts(Call):
     __dataclass_fields__: ClassVar[dict[str, Any]]
     program: ClassVar[Program]
     pair: ClassVar[Pair] = OF_ROWS
-    once_differentiable = True
     counts: torch.Tensor
     weight: torch.Tensor
 

@@ -26,7 +26,6 @@ class LinearAllReduce(Call):
 
     name = "linear_all_reduce"
     results = "Tensor"
-    once_differentiable = True
 
     x: torch.Tensor
     weight: torch.Tensor

@@ -18,6 +18,7 @@ from tilelink.ops.checks import (
     check_dtype,
     check_experts,
     check_one_dtype,
+    check_tensor,
     check_tensors,
     no_autocast,
     short,
@@ -164,10 +165,9 @@ def mixture_of_experts(
     predicted time. "auto" never takes "torch", and in `torch.compile` never "once". Changes of the schedule may follow
     the name of a plan: "push,dispatch.count=8".
 
-    x, topk_weights, gate_up and down have gradients; for gradients of gradients torch raises an error. The host
-    reads no count, so calls can be captured. Raises ArgumentError, ShapeError, DtypeError, DeviceError, ScheduleError,
-    RankMismatchError; and CapacityError on every rank, before anything is sent, if rows have no room or an expert is
-    out of range.
+    x, topk_weights, gate_up and down have gradients, which can't be differentiated again. The host reads no count, so
+    calls can be captured. Raises ArgumentError, ShapeError, DtypeError, DeviceError, ScheduleError, RankMismatchError;
+    and CapacityError on every rank, before anything is sent, if rows have no room or an expert is out of range.
     """
     name, given = name_of_group(group), (x, topk_idx, topk_weights, gate_up, down)
     numbers = {"tokens": tokens, "capacity": capacity, "slices": slices}
@@ -184,7 +184,7 @@ def mixture_of_experts(
         out = _whole_layer(x.reshape(-1, width), gate_up, down, routing, topk_weights.reshape(-1, top), plan)
         return out.reshape(x.shape)
     rows = dispatch_linear(x.reshape(-1, width), gate_up, routing, plan=plan)
-    made = raised_everywhere(name, lambda: activation(rows), "activation", rows)
+    made = raised_everywhere(name, lambda: _activated(activation, rows, down.shape[2]), "activation", rows)
     out = linear_combine(made, down, routing, topk_weights.reshape(-1, top), plan=plan)
     return out.reshape(*x.shape[:-1], down.shape[1])
 
@@ -222,6 +222,16 @@ def _check(
             "activation",
             Site.of_user(),
         )
+
+
+def _activated(activation: Callable[..., Any], rows: torch.Tensor, hidden: int) -> torch.Tensor:
+    """The result of an activation. Raises ShapeError if it does not have `hidden` features, those that down takes."""
+    made: torch.Tensor = activation(rows)
+    check_tensor("the result of activation", made)
+    if made.shape != (len(rows), hidden):
+        given = f"activation={function_text(activation)} maps {tuple(rows.shape)} to {tuple(made.shape)}"
+        raise ShapeError(f"{given}; down takes ({len(rows)}, {hidden})", Site.of_user())
+    return made
 
 
 def _fastest(

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import torch
 from torch.autograd.forward_ad import unpack_dual
-from torch.autograd.function import once_differentiable
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_iter, tree_map_only
 
 from tilelink.errors import ArgumentError, MachineError, MachineMemoryError
 from tilelink.ops.agreement import agree, agree_on_devices, agreed_machine, raise_everywhere, told_of_machine
@@ -65,13 +64,15 @@ def fastest(asked: Asked, world: int, name: str | None, dtype: torch.dtype, rese
         return planned(operator, None)
 
 
+Backward = Callable[..., tuple[Any, ...]]
+"""The backward of an autograd function: takes its context and gradients of its results."""
+
+
 class Call:
-    """A call of an operator. `name`: the operator's name in messages; `results`: the types of results in its schema;
-    `once_differentiable`: whether the gradient has no gradient itself, because a result that it uses has none."""
+    """A call of an operator. `name`: the operator's name in messages; `results`: the types of results in its schema."""
 
     name: ClassVar[str]
     results: ClassVar[str]
-    once_differentiable: ClassVar[bool] = False
     x: torch.Tensor
     group_name: str
     plan: str | None
@@ -232,6 +233,38 @@ def _registered(call: type[Call], name: str, arguments: Mapping[str, str]) -> Ca
     made = make(computed)
     made.register_fake(fake)
     if call.backward is not Call.backward:
-        once = once_differentiable if call.once_differentiable else lambda backward: backward
-        made.register_autograd(once(backward), setup_context=setup)
+        made.register_autograd(once(call.name, backward), setup_context=setup)
     return made
+
+
+def once(name: str, backward: Backward) -> Backward:
+    """Makes the `backward` of an autograd function, called `name` in messages, one without a second derivative: to
+    differentiate its gradients raises ArgumentError. (With torch's `once_differentiable`, `torch.autograd.grad` of some
+    inputs leaves out the terms of this function and returns the rest.)"""
+
+    def checked(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        with torch.no_grad():
+            found = backward(ctx, *grads)
+        if not torch.is_grad_enabled():  # nobody asked for a graph of the gradients
+            return found
+        made = [t for t in tree_iter(found) if isinstance(t, torch.Tensor)]
+        of = [t for t in tree_iter((grads, ctx.saved_tensors)) if isinstance(t, torch.Tensor) and t.requires_grad]
+        if not made or not of:
+            return found
+        marked = iter(_Once.apply(name, len(made), *made, *of))
+        return tree_map_only(torch.Tensor, lambda _: next(marked), found)
+
+    return checked
+
+
+class _Once(torch.autograd.Function):
+    """Gradients that depend on all tensors from which they were made, so that no way back to these goes past it."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, number: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.name = name
+        return tuple(t.view_as(t) for t in tensors[:number])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> NoReturn:
+        raise ArgumentError(f"{ctx.name} has no second derivative: its gradients can't be differentiated")
