@@ -21,6 +21,7 @@ from typing import Any
 
 from bench import progress
 from bench.gates import forms, told_rows
+from bench.records import Record, json_lines
 from tilelink.frontend.ir import RANKS_DIM
 from tilelink.programs.program import Program
 from tilelink.tools.cli.explore import TILE
@@ -72,10 +73,10 @@ class Explored:
     findings: tuple[dict[str, Any], ...]
     seconds: float
 
-    def line(self) -> str:
+    def record(self) -> Record:
         """Returns the line of the record."""
         about = {k: v for k, v in asdict(self).items() if k != "case"}
-        return json.dumps({"kind": "measured", **asdict(self.case), **about}) + "\n"
+        return {"kind": "measured", **asdict(self.case), **about}
 
 
 @cache
@@ -92,12 +93,10 @@ def known() -> dict[tuple[str, str], Program]:
     return found
 
 
-def recorded(file: Path) -> dict[Key, str]:
+def recorded(file: Path) -> dict[Key, Record]:
     """Returns the lines of a record, by key."""
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    found = [json.loads(line) for line in lines]
-    keys = [(r["program"], r["schedule"], r["world"], r["backend"], r["policy"]) for r in found]
-    return dict(zip(keys, lines, strict=True))
+    found = json_lines(file) if file.exists() else []
+    return {(r["program"], r["schedule"], r["world"], r["backend"], r["policy"]): r for r in found}
 
 
 def cases(counts: dict[str, int], only: str = "") -> Iterator[Case]:
@@ -160,11 +159,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     lines, order = recorded(args.out), [c.key for c in cases(BACKENDS)]
     for e in explore_all(asked, args.jobs):
         done[e.case] = e
-        lines[e.case.key] = e.line()
+        lines[e.case.key] = e.record()
         c, runs = e.case, sum(d.schedules_run for d in done.values())
         what = f"{c.program} {c.schedule}, {c.world} ranks, {c.backend}, {c.policy}"
         progress.say(f"{what}: {e.schedules_run} schedules, {len(e.findings)} findings; {runs} in all")
-        args.out.write_text("".join(lines[k] for k in order if k in lines))
+        args.out.write_text("".join(json.dumps(lines[k]) + "\n" for k in order if k in lines))
     return respond(list(done.values()))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bench.gates import RECORDS, WITHIN_BUDGET
+from bench.table import head
 
 SHOWN, PORTABLE, SPECIALISED = "3.7.1", ("sm_90", "sm_100"), ("sm_90+warps", "sm_100+warps")
 """The version of Triton in the tables, the targets of the portable form, and the targets of the specialised form."""
@@ -31,7 +32,7 @@ def portable(record: Record) -> str:
             more += [f"spilled {figures['spill_bytes']}"] if figures["spill_bytes"] else []
             said = ", ".join([f"{schedule} {figures['step']}{held}", str(figures["registers"]), *more])
             cells.setdefault(program, {}).setdefault(target, []).append(said)
-    lines = [f"| program | {' | '.join(PORTABLE)} |", "|---|" + "---|" * len(PORTABLE)]
+    lines = head("program", *PORTABLE)
     lines += [
         f"| `{program}` | {' | '.join('; '.join(of.get(target, ['-'])) for target in PORTABLE)} |"
         for program, of in cells.items()
@@ -49,8 +50,7 @@ def specialised(by_version: Mapping[str, Record]) -> str:
             held = "*" if case in WITHIN_BUDGET else ""
             said = f"{steps}{held} | {figures['shared_bytes']:,}"
             cells.setdefault((program, schedule), {})[target] = said
-    heads = " | ".join(f"{target}: step | bytes" for target in SPECIALISED)
-    lines = [f"| program | schedule | {heads} |", "|---|---|" + "---|---|" * len(SPECIALISED)]
+    lines = head("program", "schedule", *(name for target in SPECIALISED for name in (f"{target}: step", "bytes")))
     lines += [
         f"| `{program}` | {schedule} | {' | '.join(of.get(target, '- | -') for target in SPECIALISED)} |"
         for (program, schedule), of in cells.items()

@@ -88,12 +88,16 @@ def read(path: Path) -> list[Record]:
     """Returns the records of a file, or of the results in a folder. Raises OSError, and ValueError for other lines."""
     path = path / RESULTS if path.is_dir() else path
     found = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        record = json.loads(line)
+    for number, record in enumerate(json_lines(path), 1):
         if not isinstance(record, Mapping) or not {"op", "shape", "ok", "what"} <= record.keys():
             raise ValueError(f"line {number} is no record of a benchmark")
         found.append(dict(record))
     return found
+
+
+def json_lines(path: Path) -> list[Any]:
+    """Returns what a file of JSON lines holds. Raises OSError, and ValueError for a line that is not JSON."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Results as a text table, with notes that say what each figure is."""
+"""Results as a text table, with notes that say what each figure is; the head of a table in Markdown."""
 
 from __future__ import annotations
 
@@ -70,6 +70,11 @@ def _cells(logical: Record, wall: Record) -> list[str]:
         rms, "right", f"{figure['median']:g} ({figure['min']} – {figure['max']})", ratio,
         "{:.1f} ({:.1f} – {:.1f}) s".format(*seconds),
     ]  # fmt: skip
+
+
+def head(*names: str) -> list[str]:
+    """Returns the first two lines of a table in Markdown: the names of its columns, and the rule."""
+    return ["|" + "".join(f" {n} |" if n else " |" for n in names), "|---" * len(names) + "|"]
 
 
 def wrapped(note: str) -> str:

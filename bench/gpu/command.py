@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
-import faulthandler
-import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import join
 
+from bench import steps
 from bench.gpu import experts, host, machine, one_card, others, probe, right, speed, tiles, timelines, vain
 from bench.gpu.place import Place, dry, gpu
-from bench.gpu.report import COMPILED, OUT_OF_TIME, OutOfTimeError, Report
+from bench.gpu.report import COMPILED, Report
 from bench.gpu.summary import lines_of, summed_up
 from bench.gpu.supervise import GRACE, IN_ORDER, NO_DEVICE, patience, supervised
 from bench.progress import began, begin, say
@@ -42,23 +39,20 @@ STEPS: dict[str, Step] = {
 steps up to `host` make the tables of docs/performance.md."""
 ALONE: dict[str, Step] = {"tiles": (240, tiles.tiles)}
 """Steps that only `--step` runs."""
-RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the steps. Returns 0 if everything is right, 1 for findings, 2 without a GPU, and 3 if a step died or ran
     out of time."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    args = _parser().parse_args(argv)
-    out: Path = args.out or Path(os.environ.get("OUT") or RESULTS)
-    out.mkdir(parents=True, exist_ok=True)
+    args = steps.parser("python3 -m bench.gpu", STEPS, ALONE).parse_args(argv)
+    out = steps.folder(args.out)
     command = join(["python3", "-m", "bench.gpu", *argv])
     try:
         place = dry() if args.dry else gpu()
     except DeviceError as e:
         return _compiled_only(out, command, e.message)
-    name = re.sub(r"[^a-z0-9]+", "-", place.device.lower()).strip("-") if place.on_gpu else "dry"
-    path = out / f"gpu-{name}.jsonl"
+    path = out / f"gpu-{steps.slug(place.device) if place.on_gpu else 'dry'}.jsonl"
     if args.began is not None:
         begin(args.began)
         here(place, path, args.step, command)
@@ -75,14 +69,8 @@ def here(place: Place, path: Path, step: str, command: str) -> int:
     """Runs a step in this process. Returns the number of its findings."""
     seconds, run = _patience(place, step), (STEPS | ALONE)[step][1]
     report = Report(path, step, place, command, seconds - GRACE)
-    report.begun()
-    faulthandler.dump_traceback_later(seconds)
-    try:
-        run(place, report)
-    except OutOfTimeError:
-        pass
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    with steps.watched(seconds):
+        steps.run_here(run, place, report)
     return report.failed
 
 
@@ -92,9 +80,7 @@ def _in_a_process(place: Place, path: Path, step: str, argv: Sequence[str]) -> N
     said = [] if "--step" in argv else ["--step", step]
     ending = supervised("bench.gpu", [*argv, *said, "--began", repr(began())], step, seconds, path)
     if ending.verdict:
-        ok = None if ending.verdict == OUT_OF_TIME else False
-        report = Report(path, step, place, join(argv), 0)
-        report.add("the step as a whole", ok=ok, verdict=ending.verdict, error=ending.error)
+        steps.add_ending(path, step, place, join(argv), ending)
 
 
 def _patience(place: Place, step: str) -> float:
@@ -109,15 +95,3 @@ def _compiled_only(out: Path, command: str, why: str) -> int:
     report.add("compiled only: no GPU was at hand, nothing was run", ok=None, kind=COMPILED, error=why)
     say(f"{why}; --dry tries the steps on the CPU")
     return NO_DEVICE
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python3 -m bench.gpu", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=(sys.modules["bench.gpu"].__doc__ or ""),
-    )  # fmt: skip
-    parser.add_argument("--step", choices=[*STEPS, *ALONE], help="one of the steps alone; tiles is not in the whole")
-    parser.add_argument("--dry", action="store_true", help="on CPU ranks, at tiny sizes: are the steps all right?")
-    parser.add_argument("--out", type=Path, help="folder for the results (default: $OUT, or bench/results)")
-    parser.add_argument("--began", type=float, help=argparse.SUPPRESS)
-    return parser

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any
 
+from bench.records import Record, json_lines
+from bench.table import head
 from tilelink.analysis.machine import machine
 from tilelink.kernels.matmul import matmul
 
 RECORDS = Path(__file__).resolve().parent.parent / "results" / "gpu-nvidia-h200.jsonl"
 MACHINE = "h200"
 FORMS = "portable", "specialised"
-Record = dict[str, Any]
 
 
 def tables() -> dict[str, str]:
     """Returns the tables, by their names in the page."""
-    records = [json.loads(line) for line in RECORDS.read_text().splitlines()]
+    records = json_lines(RECORDS)
     return {made.__name__: "\n".join(made(records)) for made in (gemms, loopback, virtual)}
 
 
 def gemms(records: Sequence[Record]) -> Iterator[str]:
     """The GEMMs of the MLPs: ratios over cuBLAS in each run of both forms, without waits and with all signals set."""
     columns = [f"{form}{which}" for which in ("", ", signals set") for form in FORMS]
-    yield from _head(("M, N, K", "cuBLAS us", *columns, "predicted us"))
+    yield from head("M, N, K", "cuBLAS us", *columns, "predicted us")
     speed = [r for r in records if r["step"] == "speed"]
     means: dict[tuple[str, str], list[float]] = {}
     for shape in dict.fromkeys((r["layer"], r["shape"]) for r in speed):
@@ -46,7 +45,7 @@ def gemms(records: Sequence[Record]) -> Iterator[str]:
 def loopback(records: Sequence[Record]) -> Iterator[str]:
     """The loopback link: times, and how much of the transfers is hidden."""
     times = "fused us", "GEMM alone us", "transfers alone us", "unfused us"
-    yield from _head(("program, schedule", "M, N, K", *times, "unfused / fused", "overlap", "fused / the longer one"))
+    yield from head("program, schedule", "M, N, K", *times, "unfused / fused", "overlap", "fused / the longer one")
     for r in records:
         if r["step"] == "loopback" and r["op"] and r["ok"]:
             fused, gemm, other = r["median_us"], r["gemm_us"]["median_us"], r["baseline_us"]["median_us"]
@@ -62,15 +61,10 @@ def loopback(records: Sequence[Record]) -> Iterator[str]:
 def virtual(records: Sequence[Record]) -> Iterator[str]:
     """Virtual ranks on one GPU: the unfused form's time over the fused one's."""
     made = [r for r in records if r["step"] == "one_card" and r["speedup"]]
-    yield from _head(("program, schedule", "2 ranks", "4 ranks"))
+    yield from head("program, schedule", "2 ranks", "4 ranks")
     for op, schedule in dict.fromkeys((r["op"], r["schedule"]) for r in made):
         cells = [
             ", ".join(f"{r['speedup']:.2f}" for r in made if (r["op"], r["schedule"], r["world"]) == (op, schedule, w))
             for w in (2, 4)
         ]
         yield f"| {op}, {schedule} | {' | '.join(cells)} |"
-
-
-def _head(names: Sequence[str]) -> Iterator[str]:
-    yield f"| {' | '.join(names)} |"
-    yield "|---" * len(names) + "|"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -11,6 +10,7 @@ from typing import Any
 from bench.gpu.report import BEGUN, DIED, NOT_DONE, OUT_OF_TIME, RIGHT, WRONG, where_of
 from bench.gpu.supervise import FINDINGS, NO_END
 from bench.progress import say
+from bench.records import json_lines
 
 LISTED = 20
 """The most wrong cases that the summary lists; the file has all."""
@@ -18,8 +18,7 @@ LISTED = 20
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     """Returns the findings in a file, without the first lines of steps."""
-    text = path.read_text() if path.exists() else ""
-    return [r for r in map(json.loads, text.splitlines()) if r["what"] != BEGUN]
+    return [r for r in json_lines(path) if r["what"] != BEGUN] if path.exists() else []
 
 
 def summed_up(path: Path, earlier: int = 0) -> int:

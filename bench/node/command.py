@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from shlex import join
-from typing import Any
 
 import torch
 
-from bench.gpu.report import DIED, OUT_OF_TIME, WORDS, OutOfTimeError
+from bench import steps
+from bench.gpu.place import Place, dry
+from bench.gpu.report import DIED, OUT_OF_TIME
 from bench.gpu.summary import summed_up
 from bench.gpu.supervise import GRACE, IN_ORDER, NO_DEVICE, Ending, patience, supervised
 from bench.node import right, speed, vain
@@ -37,7 +35,6 @@ STEPS: dict[str, Step] = {
 }
 """The steps: seconds that each may take, including the start of its processes, and the function of a rank."""
 KILLED = "killed"
-RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     ends all ranks as soon as one returns something else, and rank 0 has more to write. Returns 2 if torchrun did not
     start this process or there is no GPU."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    args = _parser().parse_args(argv)
+    parser = steps.parser("torchrun --nproc-per-node 8 -m bench.node", STEPS)
+    parser.add_argument("--nodes", type=int, help="number of nodes (default: torchrun's; with --dry, any number)")
+    args = parser.parse_args(argv)
     try:
         launched = Launched.of(os.environ)
     except KeyError as e:
@@ -57,10 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.dry and not torch.cuda.is_available():
         say("torch sees no CUDA device; --dry tries the steps on CPU ranks")
         return NO_DEVICE
-    path = _path(args, launched)
+    command = f"torchrun --nproc-per-node {launched.per_node} -m bench.node {join(argv)}"
+    device = "dry" if args.dry else steps.slug(torch.cuda.get_device_name(0))
+    path = steps.folder(args.out) / f"node-{device}-{launched.world}.jsonl"
     if args.began is not None:
         begin(args.began)
-        _here(launched, path, args, join(argv))
+        _here(launched, path, args, command)
         _leave()
     if launched.rank == 0:
         path.unlink(missing_ok=True)
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ending = supervised("bench.node", [*argv, *said, "--began", repr(began())], step, seconds, mine)
         broken = {r: e for r, e in _endings(store, launched, step, ending, seconds).items() if e.verdict}
         if broken and launched.rank == 0:
-            _write_broken(path, step, broken)
+            steps.add_ending(path, step, _recorded(args.dry), command, _together(broken), wrong_ranks=[*broken])
     if launched.rank:
         store.add("met/the end", 1)
         return IN_ORDER
@@ -82,28 +83,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return summed_up(path)
 
 
-def _path(args: argparse.Namespace, launched: Launched) -> Path:
-    out: Path = args.out or Path(os.environ.get("OUT") or RESULTS)
-    out.mkdir(parents=True, exist_ok=True)
-    device = "dry" if args.dry else re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(0).lower()).strip("-")
-    return out / f"node-{device}-{launched.world}.jsonl"
-
-
 def _here(launched: Launched, path: Path, args: argparse.Namespace, command: str) -> None:
     """Runs a step of a rank, in this process."""
     step, run = args.step, STEPS[args.step][1]
     seconds = patience(STEPS[step][0], not args.dry)
-    faulthandler.dump_traceback_later(seconds)
-    node = joined(launched, step, args.dry, args.nodes)
-    whole = f"torchrun --nproc-per-node {launched.per_node} -m bench.node {command}"
-    report = NodeReport(path, step, node, whole, seconds - GRACE)
-    report.begun()
-    with suppress(OutOfTimeError):
-        run(node, report)
-    if node.rank == 0:
-        node.told("done", "")
-    else:  # the process groups need rank 0's store until all ranks are here
-        node.heard("done", 0)
+    with steps.watched(seconds):
+        node = joined(launched, step, args.dry, args.nodes)
+        steps.run_here(run, node, NodeReport(path, step, node, command, seconds - GRACE))
+        if node.rank == 0:
+            node.told("done", "")
+        else:  # the process groups need rank 0's store until all ranks are here
+            node.heard("done", 0)
 
 
 def _leave() -> None:
@@ -136,26 +126,13 @@ def _meet(store: Store, launched: Launched, where: str, patience: float) -> None
         time.sleep(0.02)
 
 
-def _write_broken(path: Path, step: str, broken: dict[int, Ending]) -> None:
-    """Writes the record of a step that did not end by itself on some ranks."""
+def _recorded(is_dry: bool) -> Place:
+    """Returns the place of a rank as records need it: its name, and whether it is a GPU. A real place of a GPU would
+    make a CUDA context in this process, which takes memory from the steps."""
+    return dry() if is_dry else replace(dry(), device=torch.cuda.get_device_name(0), on_gpu=True)
+
+
+def _together(broken: dict[int, Ending]) -> Ending:
+    """Returns one ending for ranks on which a step did not end by itself."""
     error = "; ".join(f"rank {rank} {ending.error}" for rank, ending in broken.items())
-    verdict = DIED if any(e.verdict == DIED for e in broken.values()) else OUT_OF_TIME
-    ok = None if verdict == OUT_OF_TIME else False
-    record: dict[str, Any] = {"step": step, "what": "the step as a whole", "ok": ok, "verdict": verdict, "error": error}
-    record |= {"wrong_ranks": [*broken]}
-    with path.open("a") as file:
-        file.write(json.dumps(record) + "\n")
-    say(f"{WORDS[verdict]:<7} step {step}: {error}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="torchrun --nproc-per-node 8 -m bench.node", allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter, description=(sys.modules["bench.node"].__doc__ or ""),
-    )  # fmt: skip
-    parser.add_argument("--step", choices=STEPS, help="one of the steps alone")
-    parser.add_argument("--dry", action="store_true", help="on CPU ranks with gloo, at tiny sizes")
-    parser.add_argument("--nodes", type=int, help="number of nodes (default: torchrun's; with --dry, any number)")
-    parser.add_argument("--out", type=Path, help="folder for the results (default: $OUT, or bench/results)")
-    parser.add_argument("--began", type=float, help=argparse.SUPPRESS)
-    return parser
+    return Ending(None, DIED if any(e.verdict == DIED for e in broken.values()) else OUT_OF_TIME, error)

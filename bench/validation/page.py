@@ -6,12 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bench.table import head
 from bench.validation.averages import PUBLISHED
 from bench.validation.decisions import counted, gained
 from bench.validation.experts import Table
 from bench.validation.models import EVENTS, SIMPLE
 from bench.validation.results import UNFITTED, Outcome, Result, errors, fitted, order_kept, slower
 from tilelink.analysis.simulate import FUSED, OUTSIDE
+
+MODELS = UNFITTED, EVENTS, SIMPLE
 
 HEAD = """\
 # Predicted times compared with published times
@@ -60,7 +63,7 @@ def write(
 def _averages(means: Mapping[str, float]) -> str:
     about = "arXiv 2503.20313: mean speed-ups over six shapes of MLPs, M=8192. Nothing is fitted."
     lines = ["## TileLink, 8x H800", "", about, ""]
-    lines += ["| | published | events | error |", "|---|---|---|---|"]
+    lines += head("", "published", "events", "error")
     lines += [f"| {n} | {PUBLISHED[n]:.2f} x | {v:.2f} x | {v / PUBLISHED[n] - 1:+.1%} |" for n, v in means.items()]
     return "\n".join(lines) + "\n"
 
@@ -76,7 +79,7 @@ described. Times are in us. Errors are predicted / published - 1.
 
 def experts(tables: Sequence[Table]) -> str:
     """Returns the section on layers of experts: the errors of each prediction, and the rows of each source."""
-    lines = ["| source | rows | prediction | mean | worst |", "|---" * 5 + "|"]
+    lines = head("source", "rows", "prediction", "mean", "worst")
     for table in tables:
         for part in dict.fromkeys(row.part for row in table.rows):
             rows = [row for row in table.rows if row.part == part]
@@ -91,7 +94,7 @@ def experts(tables: Sequence[Table]) -> str:
 def _table(table: Table) -> str:
     names = list(table.rows[0].predicted)
     lines = ["", f"### {table.name}", "", f"{table.where}.", table.note, ""]
-    lines += [f"| row | published | {' | '.join(f'{n} | error' for n in names)} |", "|---" * (2 + 2 * len(names)) + "|"]
+    lines += head("row", "published", *(column for n in names for column in (n, "error")))
     for row in table.rows:
         cells = [f"{row.predicted[n]:.0f} | {row.off[n]:+.0%}" for n in names]
         lines.append(f"| {row.part}, {row.row} | {row.published:.0f} | {' | '.join(cells)} |")
@@ -134,8 +137,7 @@ def _decided(outcomes: Sequence[Outcome]) -> str:
         f"Its decisions are {gained(made):.3f} times as fast as unfused (geometric mean);\n"
         f"taking the faster of both is {best:.3f}.",
         "",
-        "| source | row | implementation | published | predicted | form | fused |",
-        "|---" * 7 + "|",
+        *head("source", "row", "implementation", "published", "predicted", "form", "fused"),
     ]
     for d in made:
         cells = [d.source, d.row, d.implementation, f"{d.published:.3f} x", f"{d.predicted:.3f} x", d.form]
@@ -151,7 +153,7 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
         ("unfused rows for judging", [r for r in every if not r.fused and r.judged]),
         ("unfused rows for fitting", [r for r in every if not r.fused and not r.judged]),
     ]
-    lines = ["| | numbers | unfitted, mean | worst | events, mean | worst | simple, mean | worst |", "|---" * 8 + "|"]
+    lines = head("", "numbers", *(column for m in MODELS for column in (f"{m}, mean", "worst")))
     for name, results in kinds:
         lines.append(f"| {name} | {len(results)} | {_errors(results)} |")
     for o in outcomes:
@@ -164,19 +166,19 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
 
 
 def _errors(results: Sequence[Result]) -> str:
-    return " | ".join(f"{e:.1%}" for model in (UNFITTED, EVENTS, SIMPLE) for e in errors(results, model))
+    return " | ".join(f"{e:.1%}" for model in MODELS for e in errors(results, model))
 
 
 def _source(o: Outcome) -> str:
     lines = [f"## {o.source.name}", "", f"{o.source.where}. {o.source.note}".strip(), ""]
     for model in (EVENTS, SIMPLE):
         lines.append(f"Fitted, {model}: {fitted(o.parameters[model], o.source)}.")
-    lines += ["", "| | row | implementation | published | events | error | simple | error | unfitted | error |"]
-    lines += ["|---" * 10 + "|"]
+    models = EVENTS, SIMPLE, UNFITTED
+    lines += ["", *head("", "row", "implementation", "published", *(column for m in models for column in (m, "error")))]
     for r in o.results:
         p, row = r.case.published, r.case.row
         unit = " x" if p.speedup else ""
-        cells = [f"{r.predicted[m]:.3f}{unit} | {r.off[m]:+.1%}" for m in (EVENTS, SIMPLE, UNFITTED)]
+        cells = [f"{r.predicted[m]:.3f}{unit} | {r.off[m]:+.1%}" for m in models]
         about = f"{row.operator}, {row.shape} | {p.implementation}"
         lines.append(f"| {'J' if r.judged else 'f'} | {about} | {p.value:.3f}{unit} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n\n"

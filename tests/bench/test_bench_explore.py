@@ -8,7 +8,7 @@ import pytest
 
 from bench import explore as command
 from bench.explore import BACKENDS, RECORD, Case, cases, explored, known, main
-from tests.bench.found import records
+from bench.records import json_lines
 from tests.parameters import rarely
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
@@ -23,7 +23,7 @@ def test_the_programs_of_the_library_and_the_examples_are_all_explored() -> None
 
 
 # By the record, which has all of them, as a test below holds: to find them in the library takes seconds.
-ON_RECORD = [(r["program"], r["schedule"]) for r in records(RECORD) if (r["world"], r["policy"]) == (3, "pct")]
+ON_RECORD = [(r["program"], r["schedule"]) for r in json_lines(RECORD) if (r["world"], r["policy"]) == (3, "pct")]
 
 
 LAST = dict(ON_RECORD)
@@ -60,7 +60,7 @@ def test_the_record_has_a_line_a_case(tmp_path: Path, capsys: pytest.CaptureFixt
     out, err = capsys.readouterr()
     assert "oracle: 12 schedules" in out and out.endswith("0 findings\n")
     assert "all_gather_matmul pull, 4 ranks, oracle, pct: 2 schedules, 0 findings" in err
-    lines = records(file)
+    lines = json_lines(file)
     assert [(r["world"], r["policy"], r["seeds"]) for r in lines] == [
         (w, policy, 2) for w in (2, 3, 4) for policy in ("random", "pct")
     ]
@@ -70,12 +70,12 @@ def test_what_is_not_run_again_stays_on_record(tmp_path: Path) -> None:
     file = tmp_path / "record.jsonl"
     flags = ["--lowered", "0", "--oracle", "12", "--jobs", "1", "--out", str(file), "--only"]
     assert [main([*flags, f"all_gather_matmul{of} pull"]) for of in ("[2]", "", "")] == [0, 0, 0]
-    names = [r["program"] for r in records(file)]
+    names = [r["program"] for r in json_lines(file)]
     assert names == ["all_gather_matmul"] * 6 + ["all_gather_matmul[2]"] * 6
 
 
 def test_every_program_and_schedule_is_on_record() -> None:
-    recorded = records(RECORD)
+    recorded = json_lines(RECORD)
     asked = {(program, schedule, backend) for program, schedule in known() for backend in BACKENDS}
     assert {(r["program"], r["schedule"], r["backend"]) for r in recorded} == asked
     assert not any(r["findings"] for r in recorded)

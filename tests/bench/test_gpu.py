@@ -21,15 +21,15 @@ from bench.gpu.place import Place, by_host, dry
 from bench.gpu.report import BEGUN, DIED, OUT_OF_TIME, WRONG, OutOfTimeError, Report
 from bench.gpu.summary import ratios
 from bench.operands import Operands
+from bench.records import json_lines
 from bench.references import ROUNDED
-from tests.bench.found import records
 from tests.bench.on_stand_in import OnStandIn
 from tilelink.kernels import operators
 
 
 def reported(step: Any, tmp_path: Path, place: Place, seconds: float = 300) -> list[dict[str, Any]]:
     step(place, Report(tmp_path / "found.jsonl", "step", place, "a command", seconds))
-    return records(tmp_path / "found.jsonl")
+    return json_lines(tmp_path / "found.jsonl")
 
 
 @pytest.mark.parametrize("step", [
@@ -38,7 +38,7 @@ def reported(step: Any, tmp_path: Path, place: Place, seconds: float = 300) -> l
 ])  # fmt: skip
 def test_steps_on_the_cpu(step: str, tmp_path: Path) -> None:
     assert command.here(dry(), tmp_path / "found.jsonl", step, "a command") == 0
-    begun, *found = records(tmp_path / "found.jsonl")
+    begun, *found = json_lines(tmp_path / "found.jsonl")
     assert begun["what"] == BEGUN and begun["ok"] is None
     assert found and all(r["step"] == step and r["kind"] == "interpreted" and r["ok"] is not False for r in found)
     assert all(r["command"] == "a command" for r in found)
@@ -197,7 +197,7 @@ def test_an_error_after_which_a_device_is_of_no_use_ends_the_step(tmp_path: Path
 
     with pytest.raises(OutOfTimeError):
         reported(step, tmp_path, broken)
-    first, second = records(tmp_path / "found.jsonl")
+    first, second = json_lines(tmp_path / "found.jsonl")
     assert (first["verdict"], second["what"], second["verdict"]) == (WRONG, "case 1", DIED)
     assert second["error"].startswith("not begun: after an error of the device this process can do nothing more: Runt")
     (tmp_path / "found.jsonl").unlink()
@@ -213,7 +213,7 @@ def test_a_slow_gemm_that_is_wrong_gets_no_figures(tmp_path: Path, monkeypatch: 
 def test_what_is_left_when_the_time_is_over_is_not_begun(tmp_path: Path) -> None:
     with pytest.raises(OutOfTimeError):
         reported(right.first, tmp_path, dry(), seconds=-1)
-    (found,) = records(tmp_path / "found.jsonl")
+    (found,) = json_lines(tmp_path / "found.jsonl")
     assert (found["ok"], found["verdict"]) == (None, OUT_OF_TIME) and "not begun" in found["error"]
 
 
@@ -264,7 +264,7 @@ command.STEPS = {{"hangs": (600.0, hang), "first": (60.0, right.first)}}
     steps_are(monkeypatch, tmp_path, code)
     monkeypatch.setattr(command, "STEPS", {"hangs": (600.0, right.first), "first": (60.0, right.first)})
     assert main(["--dry", "--out", str(tmp_path)]) == 3
-    begun, hung, other, *results = records(tmp_path / "gpu-dry.jsonl")
+    begun, hung, other, *results = json_lines(tmp_path / "gpu-dry.jsonl")
     assert (begun["step"], begun["what"], other["step"], other["what"]) == ("hangs", BEGUN, "first", BEGUN)
     assert (hung["what"], hung["ok"], hung["verdict"]) == ("the step as a whole", None, OUT_OF_TIME)
     assert hung["error"] == "was ended after 3000 s at a case: matmul gemm"
@@ -300,7 +300,7 @@ command.STEPS = {"dies": (60.0, lambda place, report: sys.exit(1)), "late": (60.
     monkeypatch.delenv(QUEUES, raising=False)
     monkeypatch.setattr(command, "STEPS", {step: (60.0, right.first)})
     assert main(["--dry", "--out", str(tmp_path)]) == code_of_main
-    begun, found = records(tmp_path / "gpu-dry.jsonl")
+    begun, found = json_lines(tmp_path / "gpu-dry.jsonl")
     assert (begun["what"], found["step"], found["verdict"], found["error"]) == (BEGUN, step, verdict, error)
     assert step != "finds" or found["what"] == "32"
     said = capsys.readouterr().err
@@ -317,7 +317,7 @@ command.STEPS = {{"first": (60.0, lambda place, report: report.add(os.environ[{Q
     steps_are(monkeypatch, tmp_path, code)
     monkeypatch.delenv(QUEUES, raising=False)
     assert main(["--dry", "--step", "first", "--out", str(tmp_path)]) == 0
-    assert [r["what"] for r in records(tmp_path / "gpu-dry.jsonl")] == [BEGUN, "32"]
+    assert [r["what"] for r in json_lines(tmp_path / "gpu-dry.jsonl")] == [BEGUN, "32"]
 
 
 def test_a_machine_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +325,7 @@ def test_a_machine_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         pytest.skip("there is a GPU")
     monkeypatch.setenv("OUT", str(tmp_path))
     assert main([]) == 2
-    (found,) = records(tmp_path / "gpu-none.jsonl")
+    (found,) = json_lines(tmp_path / "gpu-none.jsonl")
     assert found["kind"] == "compiled" and found["what"].startswith("compiled only") and found["ok"] is None
 
 

@@ -11,6 +11,7 @@ import bench.node.command
 from bench.gates import RECORDS
 from bench.gpu import others, right
 from bench.gpu.place import dry
+from bench.records import json_lines
 from tilelink.backend.targets import TARGETS
 from tilelink.kernels import operators
 from tilelink.runtime.cuda.probed import FORMS
@@ -62,8 +63,8 @@ def test_every_program_in_every_schedule_on_every_target() -> None:
     steps = dict.fromkeys(others.cases(), "others")
     steps |= {(c[0].name, c[3]): "results" for c in right.gathering(place)}
     steps |= {(c[0].name, c[3]): "sums" for c in right.adding(place)}
-    lines = (line for path in (ROOT / "bench" / "results").glob("gpu-nvidia-*.jsonl") for line in path.open())
-    ran = {(r["op"], r["schedule"]) for r in map(json.loads, lines) if r["ok"]}
+    files = (ROOT / "bench" / "results").glob("gpu-nvidia-*.jsonl")
+    ran = {(r["op"], r["schedule"]) for path in files for r in json_lines(path) if r["ok"]}
     made = []
     for name, program in sorted(operators().items()):
         schedules, targets = list(program.schedules), {s: compiled.get(f"{name} {s}", set()) for s in program.schedules}

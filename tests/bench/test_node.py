@@ -26,7 +26,7 @@ from bench.node.command import STEPS
 from bench.node.forms import Layer, operators_of_torch
 from bench.node.ranks import Launched, Node
 from bench.node.report import TIMES, NodeReport, merged
-from tests.bench.found import records
+from bench.records import json_lines
 
 ROOT = Path(bench.node.command.__file__).parent.parent.parent
 
@@ -86,13 +86,13 @@ def test_a_rank_that_tells_nothing_is_named(tmp_path: Path, monkeypatch: pytest.
     store.set("found 1/2", json.dumps({"ok": True}))
     with report.case("a case"):
         pass
-    (found,) = records(path)
+    (found,) = json_lines(path)
     assert (found["ok"], found["error"], report.failed) == (False, "rank 1: it told nothing", 1)
     report.silent.add(1)
     store.set("found 2/2", json.dumps({"ok": True}))
     with report.case("a case"):
         pass
-    assert records(path)[-1]["ok"]
+    assert json_lines(path)[-1]["ok"]
 
 
 def test_rank_0_says_when_the_time_is_over_and_alone_writes(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_rank_0_says_when_the_time_is_over_and_alone_writes(tmp_path: Path) -> N
     for report in reports:
         with pytest.raises(OutOfTimeError), report.case("a case"):
             pass
-    (found,) = records(path)
+    (found,) = json_lines(path)
     assert found["ok"] is None and "not begun" in found["error"] and len(list(tmp_path.iterdir())) == 1
 
 
@@ -143,7 +143,7 @@ def run(tmp_path: Path, code: str = "", *flags: str, world: int = 2) -> list[int
 @pytest.mark.verify
 def test_a_rank_that_is_killed_is_named_by_the_others(tmp_path: Path) -> None:
     assert run(tmp_path, "", "--step", "killed") == [0, 0]
-    begun, found = records(tmp_path / "node-dry-2.jsonl")
+    begun, found = json_lines(tmp_path / "node-dry-2.jsonl")
     assert begun["what"] == BEGUN and found["ok"] and "rank 1 has died" in found["message"]
     assert found["command"].startswith("torchrun --nproc-per-node 2 -m bench.node --dry")
 
@@ -170,7 +170,7 @@ def hang(node, report):
 command.STEPS = {{"hangs": (600.0, hang), "rendezvous": (60.0, right.rendezvous)}}
 """
     assert run(tmp_path, code) == [3, 0], "torchrun ends rank 0 where another returns something"
-    begun, hung, other, met = records(tmp_path / "node-dry-2.jsonl")
+    begun, hung, other, met = json_lines(tmp_path / "node-dry-2.jsonl")
     assert [r["step"] for r in (begun, hung, other)] == ["hangs", "hangs", "rendezvous"]
     assert hung["verdict"] == OUT_OF_TIME
     assert hung["error"] == "; ".join(f"rank {r} was ended after 3010 s at a case: matmul" for r in (0, 1))
@@ -183,7 +183,7 @@ def test_all_steps_under_torchrun(world: int, flags: list[str], tmp_path: Path) 
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world), "-m", "bench.node"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     subprocess.run([*torchrun, "--dry", *flags, "--out", str(tmp_path)], env=environment, cwd=ROOT, check=True)
-    found = records(tmp_path / f"node-dry-{world}.jsonl")
+    found = json_lines(tmp_path / f"node-dry-{world}.jsonl")
     assert {r["step"] for r in found} == set(STEPS) and not [r for r in found if r["ok"] is False]
     rounded = "all_gather_gated_matmul", "mixture_of_experts"  # by an activation
     assert all(r["exact"] or r["op"] in rounded for r in found if r["what"] == "result")

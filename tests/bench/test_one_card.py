@@ -15,7 +15,7 @@ from bench.gpu import one_card
 from bench.gpu.loopback import RANK, LoopbackGroup, Prepared
 from bench.gpu.place import Place, dry
 from bench.gpu.report import Report
-from tests.bench.found import records
+from bench.records import json_lines
 from tests.bench.on_stand_in import OnStandIn
 from tests.runtime.cuda_stand_in import StandIn
 from tilelink.errors import StuckError
@@ -87,7 +87,7 @@ def test_virtual_ranks_against_copies(tmp_path: Path, place: Place, monkeypatch:
     monkeypatch.setattr(one_card, "WORLDS", (2,))
     path = tmp_path / "found.jsonl"
     one_card.one_card(settling(place, monkeypatch), Report(path, "step", place, "a command", 300))
-    found = records(path)
+    found = json_lines(path)
     assert [(r["op"], r["schedule"]) for r in found] == [(p.name, s) for p, s in CASES]
     assert [r["ok"] for r in found] == [None if s == "engine" else True for _, s in CASES]
     assert all(r["rel_rms"] < 5e-3 and r["speedup"] for r in found if r["ok"])
@@ -168,7 +168,7 @@ def test_the_record_of_a_link_says_what_it_is_made_of(
     monkeypatch.setattr(one_card, "over_the_link", lambda place, device, program, schedule, shape: {"got": shape})
     path = tmp_path / "found.jsonl"
     one_card.loopback(place, Report(path, "step", place, "a command", 300))
-    rate, *found = records(path)
+    rate, *found = json_lines(path)
     assert rate["gb_s"] == found[0]["link_gb_s"] == round(found[0]["node_gb_s"] / 4, 1)
     by_threads = dict(one_card.BY_THREADS)
     wanted = [(p.name, s) for p in by_threads for s in (*p.schedules, by_threads[p])]
@@ -181,4 +181,4 @@ def test_without_a_gpu(tmp_path: Path) -> None:
     path = tmp_path / "found.jsonl"
     report = Report(path, "step", dry(), "a command", 300)
     one_card.one_card(dry(), report), one_card.loopback(dry(), report)
-    assert all(r["ok"] is None for r in records(path))
+    assert all(r["ok"] is None for r in json_lines(path))

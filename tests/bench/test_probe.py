@@ -17,8 +17,8 @@ from bench.gpu import card, forms, probe
 from bench.gpu.place import dry
 from bench.gpu.report import Report
 from bench.gpu.right import Inputs
+from bench.records import json_lines
 from tests.bench.card_model import CardModel
-from tests.bench.found import records
 from tests.bench.on_stand_in import OnStandIn
 from tests.runtime.cuda_stand_in import StandIn
 from tilelink.backend.targets import CPU
@@ -37,7 +37,7 @@ def asked(tmp_path: Path, model: CardModel, queues: int = 1) -> tuple[dict[str, 
     other = CardModel(queues=queues, one_kernel=model.one_kernel)
     report = Report(path, "probe", dry(), "a command", 60)
     answers = probe.ask(model, report, lambda: probe.virtual_ranks(other, kernels=2), lambda: {"answer": True})
-    return answers, records(path)
+    return answers, json_lines(path)
 
 
 def test_a_card_that_has_everything(tmp_path: Path) -> None:
