@@ -9,7 +9,7 @@ import torch
 
 from bench.gpu.place import Place
 from bench.gpu.report import Report
-from bench.gpu.right import schedules
+from bench.gpu.right import SCHEDULES
 from tilelink.errors import DeviceError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.measure import description, measure
@@ -58,7 +58,7 @@ def description_of(place: Place, report: Report) -> None:
 
 def kernels(place: Place, report: Report) -> None:
     """Records registers, spills, shared memory and compile time of each kernel, as loaded on this device."""
-    for schedule in schedules(place):
+    for schedule in SCHEDULES:
         about = {"op": "all_gather_matmul", "dtype": "bfloat16", "world": 1, "schedule": schedule}
         with report.case("kernels as loaded", kind="measured", **about) as found:
             world = place.world(1)

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.gpu.place import Place, gpu
 from bench.gpu.report import Report
-from bench.gpu.right import SUMS, compile_ahead
+from bench.gpu.right import SUMS, compile_ahead, judged
 from bench.operands import Operands, optional
 from bench.references import REFERENCES
 from tilelink.kernels import operators
@@ -49,11 +49,7 @@ def others(place: Place, report: Report) -> None:
             outs = place.world(WORLD).run(
                 lambda g, i=sets, p=program, s=schedule: [x.call(p, g, schedule=s) for x in i]
             )
-            for call, given in enumerate(sets):
-                found |= {"calls": CALLS, **given.judge([of_rank[call] for of_rank in outs])}
-                if not found["ok"]:
-                    found["error"] = f"call {call} is wrong"
-                    break
+            found |= {"calls": CALLS, **judged(sets, outs)}
 
 
 def prepare(name: str, schedule: str) -> None:

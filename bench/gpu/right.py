@@ -32,13 +32,15 @@ WORLDS = (2, 1, 4)
 DTYPES = ("bfloat16", "float16", "float32")
 REPLAYS, DRY_REPLAYS = 20, 3
 POISON = float("nan")
+SCHEDULES = tuple(all_gather_matmul.schedules)
+"""The schedules of all_gather_matmul, push and pull first."""
 
 
 class Inputs:
     """Inputs of all ranks of a program: small whole numbers, whose products are exact, or random numbers."""
 
     def __init__(
-        self, place: Place, parts: Sequence[int], dtype: str, *, whole: bool, seed: int = 0, transposed: bool = True,
+        self, place: Place, parts: Sequence[int], dtype: str, *, whole: bool, seed: int = 0,
         program: Program = all_gather_matmul,
     ) -> None:  # fmt: skip
         random = torch.Generator().manual_seed(seed)
@@ -53,7 +55,7 @@ class Inputs:
             return torch.randn(rows, cols, generator=random).to(self.dtype)
 
         x = [tensor(sum(self.parts) if adds else m, k) for m in self.parts]
-        weight = [tensor(n, k).T if transposed else tensor(k, n) for _ in self.parts]
+        weight = [tensor(n, k).T for _ in self.parts]
         self.right = self._right(x, weight)
         self.x, self.weight = [t.to(place.place) for t in x], [t.to(place.place) for t in weight]
 
@@ -90,11 +92,6 @@ def settle(group: Any) -> None:
     """Does nothing: the stream orders the work of a rank. Tests replace it, since their stand-in has no such order."""
 
 
-def schedules(place: Place) -> tuple[str, ...]:
-    """Returns the program's schedules, push and pull first."""
-    return tuple(all_gather_matmul.schedules)
-
-
 def by_engine(schedule: str, program: Program = all_gather_matmul) -> bool:
     """Whether a schedule uses copy engines."""
     return any(isinstance(r, CopyEngine) for r in program.schedules[schedule].values())
@@ -113,9 +110,9 @@ Case = tuple[Program, int, str, str, tuple[int, ...]]
 
 def gathering(place: Place) -> list[Case]:
     """Returns cases of all_gather_matmul: every dtype and schedule, even and uneven parts."""
-    names, m = schedules(place), place.sizes["M"]
-    even = [(all_gather_matmul, w, d, s, even_parts(m, w)) for w in WORLDS for d in DTYPES for s in names]
-    return even + [(all_gather_matmul, w, DTYPES[0], s, parts) for w, parts in place.parts.items() for s in names]
+    m = place.sizes["M"]
+    even = [(all_gather_matmul, w, d, s, even_parts(m, w)) for w in WORLDS for d in DTYPES for s in SCHEDULES]
+    return even + [(all_gather_matmul, w, DTYPES[0], s, parts) for w, parts in place.parts.items() for s in SCHEDULES]
 
 
 def adding(place: Place) -> list[Case]:
@@ -177,18 +174,29 @@ def _result(
         for whole in kinds:
             sets = [Inputs(place, parts, dtype, whole=whole, seed=s, program=program) for s in range(calls)]
             outs = ranks.run(lambda group, sets=sets: [i.call(group, schedule) for i in sets])
-            for call, inputs in enumerate(sets):
-                verdict = inputs.judge([o[call] for o in outs])
-                found |= {k: v for k, v in verdict.items() if v is not None}
-                if not verdict["ok"]:
-                    found["error"] = f"call {call} of {'whole' if whole else 'random'} numbers is wrong"
-                    return
+            verdict = judged(sets, outs, f" of {'whole' if whole else 'random'} numbers")
+            found |= {k: v for k, v in verdict.items() if v is not None}
+            if not verdict["ok"]:
+                return
+
+
+def judged(
+    sets: Sequence[Any], by_rank: Sequence[Sequence[Any]], numbers: str = "", **more: Any
+) -> dict[str, Any]:
+    """Returns the verdict on calls in a row: of the first wrong call, with an error, or of the last call. `sets`: the
+    `Inputs` or `Operands` of each call; `by_rank`: for each rank the results of its calls; `more`: for `judge`."""
+    found: dict[str, Any] = {}
+    for call, (given, results) in enumerate(zip(sets, zip(*by_rank, strict=True), strict=True)):
+        found = given.judge(results, **more)
+        if not found["ok"]:
+            return found | {"error": f"call {call}{numbers} is wrong"}
+    return found
 
 
 def graphs(place: Place, report: Report) -> None:
     """Captures two calls, and replays them with changing inputs."""
     for world in WORLDS if place.on_gpu else WORLDS[:1]:
-        for schedule in schedules(place):
+        for schedule in SCHEDULES:
             about: dict[str, Any] = {"op": "all_gather_matmul", "dtype": "bfloat16", "world": world}
             about["schedule"] = schedule
             if by_engine(schedule) and not place.probed.allows("engines_in_graphs"):

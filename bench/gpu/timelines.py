@@ -8,7 +8,7 @@ import torch
 
 from bench.gpu.place import Place
 from bench.gpu.report import Report
-from bench.gpu.right import Inputs, schedules
+from bench.gpu.right import SCHEDULES, Inputs
 from tilelink.analysis.draw import write_page
 from tilelink.frontend.sizes import even_parts
 
@@ -19,7 +19,7 @@ def timelines(place: Place, report: Report) -> None:
     """Makes one timed run of each schedule, after a first one that compiles. Checks results, and writes the page."""
     parts = even_parts(place.sizes["M"], WORLD)
     inputs = Inputs(place, parts, "bfloat16", whole=True)
-    for schedule in schedules(place):
+    for schedule in SCHEDULES:
         about = {"op": "all_gather_matmul", "dtype": "bfloat16", "world": WORLD, "schedule": schedule}
         with report.case("timeline of a timed run", **about) as found:
             world = place.world(WORLD)

@@ -10,7 +10,7 @@ import torch
 
 from bench.gpu import others
 from bench.gpu.place import gpu
-from bench.gpu.right import DRY_REPLAYS, POISON, REPLAYS, by_engine, compile_ahead
+from bench.gpu.right import DRY_REPLAYS, POISON, REPLAYS, by_engine, compile_ahead, judged
 from bench.gpu.supervise import QUEUES
 from bench.node.ranks import Node, uneven
 from bench.node.report import NodeReport
@@ -82,12 +82,7 @@ def _called(node: Node, program: Program, schedule: str, group: Any, calls: int)
     sets = [operands(node, program, seed) for seed in range(calls)]
     outs = [given.call(program, group, schedule=schedule) for given in sets]
     group.synchronize()
-    found: dict[str, Any] = {"calls": calls}
-    for call, (given, out) in enumerate(zip(sets, outs, strict=True)):
-        found |= given.judge([out], node.rank)
-        if not found["ok"]:
-            return found | {"error": f"call {call} is wrong"}
-    return found
+    return {"calls": calls, **judged(sets, [outs], rank=node.rank)}
 
 
 def graphs(node: Node, report: NodeReport) -> None:

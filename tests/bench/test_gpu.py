@@ -60,12 +60,12 @@ def test_every_step_has_its_time() -> None:
 def test_results_on_virtual_ranks(which: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By two schedules; virtual ranks have results of the others in every run, and here in `make verify`."""
     if which:
-        monkeypatch.setattr(right, "schedules", lambda place: which)
+        monkeypatch.setattr(right, "SCHEDULES", which)
     monkeypatch.setattr(right, "WORLDS", (2,))
     monkeypatch.setattr(right, "DTYPES", ("bfloat16",))
     place = replace(OnStandIn().place(), parts={2: (20, 5)})
     found = reported(right.results, tmp_path, place)
-    assert [r["schedule"] for r in found] == 2 * list(right.schedules(place))
+    assert [r["schedule"] for r in found] == 2 * list(right.SCHEDULES)
     assert all(r["ok"] and r["exact"] and r["rel_rms"] < 2.5e-3 for r in found)
 
 
@@ -100,7 +100,7 @@ def test_every_program_is_run_in_every_schedule() -> None:
 def test_graphs_on_virtual_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(right, "WORLDS", (2,))
     monkeypatch.setattr(right, "REPLAYS", 3)
-    monkeypatch.setattr(right, "schedules", lambda place: ("push", "pull", "engine"))
+    monkeypatch.setattr(right, "SCHEDULES", ("push", "pull", "engine"))
     monkeypatch.setattr(right, "settle", lambda group: group.synchronize())
     found = reported(right.graphs, tmp_path, OnStandIn().place())
     assert [(r["schedule"], r["ok"]) for r in found] == [("push", True), ("pull", True), ("engine", None)]
@@ -336,7 +336,7 @@ def test_the_clock_of_the_host() -> None:
 def test_a_graph_that_replays_something_else_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also by what stands for a graph on the CPU."""
     monkeypatch.setattr(recorded.RecordedCalls, "replay", lambda graph: None)
-    monkeypatch.setattr(right, "schedules", lambda place: ("push",))
+    monkeypatch.setattr(right, "SCHEDULES", ("push",))
     (found,) = reported(right.graphs, tmp_path, dry())
     assert found["error"] == "replay 0, call 0 is wrong"
 
