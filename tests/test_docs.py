@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import tilelink
+from tests.modules import load
 from tilelink.tools.cli import parser
 from tilelink.tools.cli.program import find
 
@@ -31,13 +32,8 @@ def test_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.Mon
     text = blocks(ROOT / page)
     assert text
     name = f"page_{Path(page).stem.lower()}"
-    file = tmp_path / f"{name}.py"
-    file.write_text("\n\n".join(text))
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))  # in its place `load` puts the page, until the test ends
+    load(tmp_path / f"{name}.py", "\n\n".join(text), listed=True)
 
 
 @pytest.mark.verify

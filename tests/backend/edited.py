@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tests.modules import importable, text_of
 from tests.verification.mutants.tools import Edit
 from tilelink.backend.targets import portable
 from tilelink.emulator import RaceError
@@ -47,8 +48,7 @@ def written_out(name: str, edit: Edit) -> Edit:
     """An edit of a primitive that a module takes over from the portable one: its text stands in the module first."""
 
     def written(source: str) -> str:
-        assert portable.__file__ is not None
-        text = Path(portable.__file__).read_text()
+        text = text_of(portable.__name__)
         begin = text.index(f"@triton.jit\ndef {name}(")
         own = text[begin : text.index("\n\n\n", begin)]
         return edit(f"{source}\n\nfrom {portable.__name__} import PROGRESS, RUN, SLOT_LEFT, TICKET\n\n\n{own}\n")
@@ -72,13 +72,5 @@ def tells_early(name: str) -> Edit:
 def primitives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Edit], ModuleType]:
     """Makes an edited copy of the portable primitives, importable."""
 
-    def make(edit: Edit) -> ModuleType:
-        assert portable.__file__ is not None
-        source = edit(Path(portable.__file__).read_text())
-        name = f"edited_primitives_{abs(hash(source))}"
-        (tmp_path / f"{name}.py").write_text(source)
-        monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.delitem(sys.modules, name, raising=False)
-        return __import__(name)
-
-    return make
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return lambda edit: import_module(importable(tmp_path, edit(text_of(portable.__name__))))

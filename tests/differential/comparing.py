@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import torch
 import tilelink as tk
 from tests.differential.generator import Case, damaged, drawn
 from tests.differential.reference import Faulty, Output, reference
+from tests.modules import load
 from tilelink.emulator import KernelError, RaceError
 from tilelink.errors import StuckError, TileLinkError
 
@@ -32,14 +32,7 @@ class Outcome:
 def loaded(case: Case, folder: Path) -> Any:
     """The program's file as a module."""
     name = f"drawn_{case.seed}_{case.damage or 'whole'}".replace(" ", "_")
-    path = folder / f"{name}.py"
-    path.write_text(case.source)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load(folder / f"{name}.py", case.source, listed=True)
 
 
 def called(case: Case, module: Any, schedule: str, seed: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 
 import tilelink as tk
 from tests.kernels.gather_gemm import NAMED, Call
+from tests.modules import importable, text_of
 from tests.parameters import seldom, some_of
 from tilelink.backend.targets import Target
 from tilelink.emulator import RaceError, late_network
@@ -61,10 +62,9 @@ def edited(tmp_path: Path, own_cache: None, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def edit(old: str, new: str) -> World:
-        source = Path(late_network.__file__).read_text()
+        source = text_of(late_network.__name__)
         assert source.count(old) == 1
-        name = f"edited_network_{abs(hash((old, new)))}"
-        (tmp_path / f"{name}.py").write_text(source.replace(old, new))
+        name = importable(tmp_path, source.replace(old, new))
         return lambda seed: world(seed, dataclasses.replace(LATE, module=name))
 
     return edit

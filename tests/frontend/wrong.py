@@ -3,13 +3,13 @@ the error has to name ends in `# <-`."""
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tests import modules
 from tilelink.errors import TileLinkError
 
 MARK = "# <-"
@@ -139,13 +139,7 @@ def alone(body: str) -> str:
 
 def load(folder: Path, source: str, name: str = "user") -> ModuleType:
     """The module with this source, from a file in `folder`."""
-    file = folder / f"{name}.py"
-    file.write_text(HEAD + source)
-    spec = importlib.util.spec_from_file_location(f"{name}_{abs(hash(source))}", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return modules.load(folder / f"{name}.py", HEAD + source, f"{name}_{abs(hash(source))}")
 
 
 def marked_line(source: str) -> int:

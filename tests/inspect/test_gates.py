@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 import tilelink as tk
 from tests.backend.edited import in_function, replaced, written_out
 from tests.backend.small_programs import Made, lowered, small, verdict
+from tests.modules import importable, text_of
 from tests.programs.attention import gathered_attention
 from tests.programs.gathered import corner
 from tests.verification.mutants.tools import Edit
@@ -34,15 +34,11 @@ GPUS = ["sm_90", pytest.param("sm_100", marks=pytest.mark.verify), pytest.param(
 def primitives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Made, Edit], Made]:
     """Makes a program use an edited copy of its target's primitives."""
 
+    monkeypatch.syspath_prepend(str(tmp_path))
+
     def make(made: Made, edit: Edit) -> Made:
         lowered, sizes = made
-        module = import_module(lowered.target.module)
-        assert module.__file__ is not None
-        source = edit(Path(module.__file__).read_text())
-        name = f"edited_{abs(hash(source))}"
-        (tmp_path / f"{name}.py").write_text(source)
-        monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.delitem(sys.modules, name, raising=False)
+        name = importable(tmp_path, edit(text_of(lowered.target.module)))
         edited = lowered.source.replace(lowered.target.module, name)
         return replace(lowered, source=edited, target=replace(lowered.target, module=name)), sizes
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.backend.small_programs import small, verdict
+from tests.modules import importable, text_of
 from tests.programs.alone import gemm, two_dots
 from tests.verification.mutants.tools import Edit
 from tilelink.backend.facts import Facts
@@ -65,14 +65,11 @@ def _judged(edit: Edit | None) -> tuple[str, ...]:
 @contextmanager
 def edited(name: str, edit: Edit | None) -> Iterator[str]:
     """The name of an edited copy of a module."""
-    module = import_module(name)
-    if edit is None or module.__file__ is None:
+    if edit is None:
         yield name
         return
-    source = edit(Path(module.__file__).read_text())
-    copy = f"edited_{abs(hash(source))}"
     with TemporaryDirectory() as folder:
-        (Path(folder) / f"{copy}.py").write_text(source)
+        copy = importable(Path(folder), edit(text_of(name)))
         sys.path.insert(0, folder)
         try:
             yield copy

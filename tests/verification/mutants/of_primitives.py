@@ -4,14 +4,15 @@ for their assembly; then by the gates."""
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import sys
 import tempfile
 from collections.abc import Iterator
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from tests.modules import importable, text_of
 from tests.verification.mutants import primitives, tools
 from tests.verification.mutants.equivalents import of_primitive
 from tests.verification.mutants.job import Answer, Job
@@ -47,13 +48,13 @@ MODULES: dict[str, Target] = {PORTABLE: ON_GPU, CUDA: TARGETS["sm_90"], AMD: TAR
 def jobs() -> Iterator[Job]:
     """All mutants of the modules of primitives."""
     for name in MODULES:
-        for mutant in mutants(source(name), primitives.OPERATORS):
-            yield Job(LEVEL, name.rpartition(".")[2], mutant, source(name), partial(judge, name, mutant))
+        for mutant in mutants(text_of(name), primitives.OPERATORS):
+            yield Job(LEVEL, name.rpartition(".")[2], mutant, text_of(name), partial(judge, name, mutant))
 
 
 def judge(name: str, mutant: Mutant) -> Answer:
     """What finds a mutant."""
-    short, text = name.rpartition(".")[2], mutant.of(source(name))
+    short, text = name.rpartition(".")[2], mutant.of(text_of(name))
     try:
         runnable = text if name == PORTABLE else stand_in(short, text)
         answer = _executed(loaded(f"{short}_run", runnable), mutant) if runnable else None
@@ -67,7 +68,7 @@ def judge(name: str, mutant: Mutant) -> Answer:
         new = _gates(subject, target, name, edited) - _known(subject, target)
         if new:
             return Answer(GATES, "; ".join(sorted(new)))
-    return Answer("", "", of_primitive(short, source(name), mutant))
+    return Answer("", "", of_primitive(short, text_of(name), mutant))
 
 
 def _executed(primitives: ModuleType, mutant: Mutant) -> Answer | None:
@@ -87,23 +88,14 @@ def _executed(primitives: ModuleType, mutant: Mutant) -> Answer | None:
     return None
 
 
-@cache
-def source(name: str) -> str:
-    file = importlib.import_module(name).__file__
-    assert file is not None
-    return Path(file).read_text()
-
-
 def loaded(name: str, text: str) -> ModuleType:
     """A copy of a module with another text; and of what imports from it, where that is the module of a target."""
     folder = Path(tempfile.mkdtemp(prefix="mutant_"))
     sys.path.insert(0, str(folder))
-    short = f"edited_{name.rpartition('.')[2]}"
-    (folder / f"{short}.py").write_text(text)
-    module = importlib.import_module(short)
+    short = importable(folder, text, f"edited_{name.rpartition('.')[2]}")
+    module = import_module(short)
     if name.endswith(".polling"):
-        (folder / "edited_cuda.py").write_text(source(CUDA).replace(name, short))
-        module = importlib.import_module("edited_cuda")
+        module = import_module(importable(folder, text_of(CUDA).replace(name, short), "edited_cuda"))
     return module
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import tempfile
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
 
+from tests.modules import load
 from tests.verification.mutants import programs, tools
 from tests.verification.mutants.equivalents import of_program
 from tests.verification.mutants.job import Answer, Job
@@ -64,14 +64,8 @@ def source(subject: Subject) -> str:
 
 def loaded(subject: Subject, text: str) -> Program:
     """The program of a file with another text."""
-    folder = tempfile.mkdtemp(prefix="mutant_")
-    file = Path(folder) / f"{Path(subject.program.file).stem}_mutant.py"
-    file.write_text(text)
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: Program = getattr(module, subject.name)
+    folder = Path(tempfile.mkdtemp(prefix="mutant_"))
+    found: Program = getattr(load(folder / f"{Path(subject.program.file).stem}_mutant.py", text), subject.name)
     return found
 
 
