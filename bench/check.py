@@ -8,6 +8,8 @@ import torch
 
 LIMITS = {"float32": 1e-6, "float16": 4e-4, "bfloat16": 2.5e-3}
 """The largest relative RMS. Rounding to nearest stays below; truncating stores and sums in low precision exceed it."""
+LIMIT_OF = {getattr(torch, name): limit for name, limit in LIMITS.items()}
+"""The same, by dtype."""
 FEW = 32
 """With fewer results than this, rounding errors do not average out, and the RMS says little."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bench.check import LIMITS, relative_rms_of_all, scatter
+from bench.check import LIMIT_OF, relative_rms_of_all, scatter
 from bench.choices import Choices
 from bench.references import ONE_BIAS, REFERENCES, ROUNDED
 from tilelink.frontend.routes import Integers, Routing
@@ -102,7 +102,7 @@ class Operands:
         of this output. Whole numbers must be `exact` after rounding to their dtype, and have no limit."""
         right = self.right if rank is None else [self.right[rank]]
         by_output = [([y.cpu() for y in ys], es) for ys, es in zip(_across(results), _across(right), strict=True)]
-        limit = LIMITS[str(self.dtype).removeprefix("torch.")] * ROUNDED.get(self.program, 1.0)
+        limit = LIMIT_OF[self.dtype] * ROUNDED.get(self.program, 1.0)
         errors = [relative_rms_of_all(ys, es) for ys, es in by_output]
         limits = [limit * scatter(sum(y.numel() for y in ys)) for ys, _ in by_output]
         ok = all(e <= most for e, most in zip(errors, limits, strict=True))

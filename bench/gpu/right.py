@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bench.check import LIMITS, relative_rms
+from bench.check import LIMIT_OF, relative_rms
 from bench.gpu.place import Place, gpu
 from bench.gpu.report import Report
 from tilelink.frontend.schedule import CopyEngine, Schedule
@@ -81,8 +81,7 @@ class Inputs:
         """Returns the verdict of a record. Whole numbers must be exact after rounding to their dtype."""
         found = [r.cpu() for r in results]
         rms = relative_rms(found, self.right)
-        name = str(self.dtype).removeprefix("torch.")
-        ok = rms <= LIMITS[name]
+        ok = rms <= LIMIT_OF[self.dtype]
         if self.whole:
             ok = all(torch.equal(f, r.to(self.dtype)) for f, r in zip(found, self.right, strict=True))
         return {"ok": ok, "rel_rms": None if rms == float("inf") else rms, "exact": ok if self.whole else None}

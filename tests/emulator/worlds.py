@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from bench.check import relative_rms
 from tests.programs import kernels
 from tilelink.emulator import Execution, Region, interpreted
 
@@ -104,8 +105,4 @@ class GatherMatmul:
     def error(self) -> float:
         """The largest relative RMS of a rank's result against float64."""
         a = torch.cat(self.a).double()
-        return max(relative_rms(c, a @ b.double()) for b, c in zip(self.b, self.results, strict=True))
-
-
-def relative_rms(value: torch.Tensor, reference: torch.Tensor) -> float:
-    return float((value.double() - reference).norm() / reference.norm())
+        return relative_rms(self.results, [a @ b.double() for b in self.b])

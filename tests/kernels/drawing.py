@@ -6,9 +6,9 @@ from hypothesis import HealthCheck
 from hypothesis import strategies as st
 
 import tilelink as tk
-from bench.check import FEW
+from bench.check import FEW, LIMIT_OF
 from bench.operands import LAYOUTS
-from tests.kernels.gather_gemm import ENGINES, LIMITS, NAMED, Call, in_tiles
+from tests.kernels.gather_gemm import ENGINES, NAMED, Call, in_tiles
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
 
@@ -53,7 +53,7 @@ def calls(draw: st.DrawFn, world: int) -> Call:
     )
     return Call(
         parts, N, K,
-        dtype=draw(st.sampled_from(list(LIMITS))),
+        dtype=draw(st.sampled_from(list(LIMIT_OF))),
         schedule=all_gather_matmul.fit(schedule, world=world, M=parts, N=N, K=K),
         bias=draw(st.booleans()),
         transposed=draw(st.booleans()),

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 
 import tilelink as tk
+from bench.check import LIMIT_OF, relative_rms_of_all
 from bench.operands import laid_out
 from tilelink import Schedule
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, engine, few, multicast, pieces, pull, push
 from tilelink.runtime.cpu.world import CpuWorld
 
-LIMITS = {torch.float32: 1e-6, torch.float16: 4e-4, torch.bfloat16: 2.5e-3}
-"""Relative RMS against float64 of the rounded inputs: what rounding once costs, and not much more."""
 NAMED = {"push": push, "pull": pull, "multicast": multicast, "engine": engine, "pieces": pieces, "few": few}
 ENGINES = {
     at: engine.changed(gather={"at": at, "order": tk.own_rank_first, "streams": "peers"}) for at in ("home", "reader")
@@ -92,21 +91,14 @@ class Call:
             assert not y.isnan().any(), f"rank {rank}: {int(y.isnan().sum())} of {y.numel()} elements are NaN"
             if self.integers:
                 assert torch.equal(y, e.to(self.dtype)), f"rank {rank}: not exact"
-        error = relative_rms(results, self.expected)
-        assert self.integers or error < LIMITS[self.dtype], f"relative RMS {error} in {self.dtype}"
+        error = relative_rms_of_all(results, self.expected)
+        assert self.integers or error < LIMIT_OF[self.dtype], f"relative RMS {error} in {self.dtype}"
 
     def _numbers(self, *shape: int, salt: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(1000 * self.seed + salt)
         if self.integers:
             return torch.randint(-4, 5, shape, generator=generator).to(self.dtype)
         return torch.randn(*shape, generator=generator).to(self.dtype)
-
-
-def relative_rms(results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
-    """Of all ranks together."""
-    wrong = sum(float((y.double() - e).square().sum()) for y, e in zip(results, expected, strict=True))
-    right = sum(float(e.square().sum()) for e in expected)
-    return (wrong / right) ** 0.5 if right else float(wrong > 0)
 
 
 Results = list[list[torch.Tensor]]

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.check import FEW, relative_rms_of_all, scatter
+from bench.check import FEW, LIMIT_OF, relative_rms_of_all, scatter
 from bench.references import REFERENCES
-from tests.kernels.gather_gemm import LIMITS, small_world
+from tests.kernels.gather_gemm import small_world
 from tilelink.frontend.routes import Integers, Routing
 from tilelink.frontend.schedule import Schedule
 from tilelink.kernels.combine import combine
@@ -79,7 +79,7 @@ class Called(ABC):
             assert all(torch.equal(out, e.to(self.dtype)) for out, e in zip(outs, self.right, strict=True))
             return
         count = sum(e.numel() for e in self.right)
-        limit = self.rounded * LIMITS[self.dtype] * (1 if count < FEW else scatter(count))
+        limit = self.rounded * LIMIT_OF[self.dtype] * (1 if count < FEW else scatter(count))
         assert relative_rms_of_all(list(outs), self.right) <= limit
 
 

@@ -12,19 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilelink as tk
+from bench.check import LIMIT_OF, relative_rms_of_all
 from bench.operands import LAYOUTS
 from tests.kernels.drawing import SLOW, calls
-from tests.kernels.gather_gemm import (
-    ENGINES,
-    LIMITS,
-    NAMED,
-    Call,
-    in_tiles,
-    relative_rms,
-    run,
-    run_and_check,
-    small_world,
-)
+from tests.kernels.gather_gemm import ENGINES, NAMED, Call, in_tiles, run, run_and_check, small_world
 from tests.parameters import each_once, rarely, seldom
 from tilelink.errors import StrideError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
@@ -54,19 +45,19 @@ def test_any_three_calls_in_a_row_are_right(world: int, lanes: int) -> None:
 
 
 @pytest.mark.versions
-@each_once("schedule, dtype", list(NAMED), list(LIMITS))
+@each_once("schedule, dtype", list(NAMED), list(LIMIT_OF))
 def test_uneven_parts_and_twice_in_a_row(schedule: str, dtype: torch.dtype) -> None:
     call = Call((5, 0, 33), N=24, K=40, dtype=dtype, schedule=schedule, bias=True, transposed=True)
     run_and_check(call, call)
 
 
-OF_DTYPES = dict(zip(LIMITS, NAMED, strict=False))
+OF_DTYPES = dict(zip(LIMIT_OF, NAMED, strict=False))
 """A schedule for each dtype. The others have exact integers in every run, which no order changes either."""
 
 
 @pytest.mark.parametrize(
     ("schedule", "dtype"),
-    rarely(product(NAMED, LIMITS), lambda s, d: OF_DTYPES[d] != s or s == "push"),
+    rarely(product(NAMED, LIMIT_OF), lambda s, d: OF_DTYPES[d] != s or s == "push"),
     ids=str,
 )
 def test_bits_do_not_depend_on_the_order_of_execution(schedule: str, dtype: torch.dtype) -> None:
@@ -165,7 +156,7 @@ def test_the_output_has_the_dtype_that_is_given(of: torch.dtype, out: torch.dtyp
     call = Call((18, 3), N=17, K=37, dtype=of, bias=True)
     results = small_world(2).run(lambda g: call.on(g, out=call.poison().to(out)))
     assert all(y.dtype == out for y in results)
-    assert relative_rms(results, call.expected) < LIMITS[out]
+    assert relative_rms_of_all(results, call.expected) < LIMIT_OF[out]
 
 
 def test_outputs_that_are_not_given_are_made() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kernels.gather_gemm import LIMITS, relative_rms, small_world
+from bench.check import LIMIT_OF, relative_rms_of_all
+from tests.kernels.gather_gemm import small_world
 from tests.parameters import each_once, rarely
 from tilelink.analysis.check import check_events
 from tilelink.kernels.all_gather_matmul_backward import all_gather_matmul_backward
@@ -101,7 +102,7 @@ def check(found: list[list[Gradients]], expected: list[Gradients], numbers: Numb
                 assert all(torch.equal(y, e.to(y.dtype)) for y, e in zip(made, right, strict=True)), kind
             else:
                 assert not any(y.isnan().any() for y in made), kind
-                assert relative_rms(made, right) < LIMITS[numbers.dtype], kind
+                assert relative_rms_of_all(made, right) < LIMIT_OF[numbers.dtype], kind
 
 
 PROGRAMS = {OF_GATHER: of_gather, OF_SCATTER: of_scatter}
@@ -125,7 +126,7 @@ def test_gradients_exactly(program: Any, schedule: str, parts: tuple[int, ...]) 
     check(*PROGRAMS[program](parts, members, 20, numbers, bias=True, schedule=schedule), numbers)
 
 
-@each_once("program, dtype", list(PROGRAMS), list(LIMITS), ids=named)
+@each_once("program, dtype", list(PROGRAMS), list(LIMIT_OF), ids=named)
 def test_gradients_by_dtype(program: Any, dtype: torch.dtype) -> None:
     numbers = Numbers(1, dtype, integers=False, transposed=True)
     check(*PROGRAMS[program]((18, 7), (33,), 24, numbers, bias=dtype == torch.bfloat16), numbers)

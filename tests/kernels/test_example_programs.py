@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.gather_gemm import LIMITS, relative_rms
+from bench.check import LIMIT_OF, relative_rms_of_all
 from tests.parameters import covering, first_of, rarely, seldom
 from tilelink.backend.targets import CPU
 from tilelink.emulator import Operation
@@ -70,9 +70,9 @@ class Case:
     def check(self, schedule: Any = None, **options: Any) -> None:
         """Raises AssertionError unless all calls of all ranks are right, and alike."""
         for again in zip(*(r for r in self.run(schedule, **options)), strict=True):
-            error = relative_rms(again, self.expected)
+            error = relative_rms_of_all(again, self.expected)
             assert all(not y.isnan().any() for y in again)
-            assert error < LIMITS[again[0].dtype], f"relative RMS {error}"
+            assert error < LIMIT_OF[again[0].dtype], f"relative RMS {error}"
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -170,7 +170,7 @@ def test_attention_in_bfloat16() -> None:
     """Weights are rounded before they meet the values: a few times what one rounding costs."""
     case = attention((40, 0, 33, 7), dtype=torch.bfloat16)
     results = [calls[0] for calls in case.run(calls=1)]
-    assert relative_rms(results, case.expected) < 2 * LIMITS[torch.bfloat16]
+    assert relative_rms_of_all(results, case.expected) < 2 * LIMIT_OF[torch.bfloat16]
 
 
 @pytest.mark.parametrize("tokens", rarely(parts_for("all to all"), lambda tokens: len(tokens) == 8), ids=str)

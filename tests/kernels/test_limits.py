@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.kernels.gather_gemm import LIMITS, Call, relative_rms, run, run_and_check
+from bench.check import LIMIT_OF, relative_rms_of_all
+from tests.kernels.gather_gemm import Call, run, run_and_check
 from tests.programs.low_precision import all_gather_matmul_low
 from tilelink.emulator import arithmetic
 
@@ -25,7 +27,7 @@ def test_a_sum_in_low_precision_is_found(dtype: torch.dtype) -> None:
     run_and_check(call(dtype))
     careless = call(dtype, program=all_gather_matmul_low)
     (outs,) = run([careless])
-    assert relative_rms(outs, careless.expected) > LIMITS[dtype]
+    assert LIMIT_OF[dtype] < relative_rms_of_all(outs, careless.expected) < inf
     with pytest.raises(AssertionError, match="relative RMS"):
         careless.check(outs)
 
@@ -39,7 +41,7 @@ def test_stores_that_truncate_are_found(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(arithmetic, "from_float32", truncated)
     (outs,) = run([careful])
-    assert relative_rms(outs, careful.expected) > LIMITS[torch.bfloat16]
+    assert LIMIT_OF[torch.bfloat16] < relative_rms_of_all(outs, careful.expected) < inf
     with pytest.raises(AssertionError, match="relative RMS"):
         careful.check(outs)
 
@@ -50,7 +52,7 @@ def test_operands_of_fewer_bits_are_found() -> None:
     (outs,) = run_and_check(careful)
     cut = call(torch.float32)
     cut.__dict__["x"] = [(x.view(torch.int32) & -(1 << 13)).view(torch.float32) for x in careful.x]
-    assert relative_rms(outs, cut.expected) > LIMITS[torch.float32]
+    assert LIMIT_OF[torch.float32] < relative_rms_of_all(outs, cut.expected) < inf
 
 
 def test_nan_is_found() -> None:

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import gelu
 
-from bench.check import FEW
+from bench.check import FEW, LIMIT_OF, relative_rms_of_all
 from bench.operands import LAYOUTS
 from tests.kernels.drawing import SLOW, TILES, lengths
-from tests.kernels.gather_gemm import LIMITS, relative_rms, run, run_and_check, small_world
+from tests.kernels.gather_gemm import run, run_and_check, small_world
 from tests.kernels.gemm_reduce import FORMS, PROGRAMS, Sum, form_name
 from tests.parameters import covering, each_once, rarely, seldom
 from tests.programs.epilogues import quartered_gelu
@@ -101,7 +101,7 @@ def test_partial_sums_travel_in_the_dtype_of_the_output() -> None:
     """With an output in float32, sums of rounded operands are not rounded at all."""
     call = Sum((18, 3), N=17, K=37, dtype=torch.bfloat16)
     outs = small_world(2).run(lambda g: call.on(g, out=call.poison().float()))
-    assert relative_rms(outs, call.expected) < LIMITS[torch.float32]
+    assert relative_rms_of_all(outs, call.expected) < LIMIT_OF[torch.float32]
 
 
 @each_once("bias, form", [False, True], FIRST, ids=form_name)
@@ -120,7 +120,7 @@ def test_a_function_of_the_user_is_applied_to_the_sum(form: tuple[Any, str]) -> 
     """Once, after the bias."""
     call = Sum((18, 3, 0), N=17, K=37, bias=True).by(form)
     outs = small_world(3).run(lambda g: call.on(g, epilogue=quartered_gelu))
-    assert relative_rms(outs, [gelu(e / 4) for e in call.expected]) < LIMITS[torch.float32]
+    assert relative_rms_of_all(outs, [gelu(e / 4) for e in call.expected]) < LIMIT_OF[torch.float32]
 
 
 @each_once("layout, form", LAYOUTS[1:], FIRST, ids=form_name)

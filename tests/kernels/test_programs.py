@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import tilelink as tk
-from tests.kernels.gather_gemm import LIMITS, NAMED, Call, in_tiles, relative_rms, small_world
+from bench.check import LIMIT_OF, relative_rms_of_all
+from tests.kernels.gather_gemm import NAMED, Call, in_tiles, small_world
 from tests.kernels.gemm_reduce import Sum
 from tests.parameters import each_once, first_of
 from tests.programs.alone import all_to_all, from_the_right, vector_from_the_right
@@ -47,7 +48,7 @@ def test_matmul_of_each_rank() -> None:
     x, weight, bias = torch.randn(3, 33, 40), torch.randn(3, 40, 20), torch.randn(3, 20)
     outs = small_world(3).run(lambda g: matmul(x[g.rank], weight[g.rank], bias=bias[g.rank], group=g))
     expected = x.double() @ weight.double() + bias.double()[:, None]
-    assert relative_rms(outs, list(expected)) < LIMITS[torch.float32]
+    assert relative_rms_of_all(outs, list(expected)) < LIMIT_OF[torch.float32]
 
 
 def test_where_a_row_lies_in_a_block_does_not_matter_to_its_bits() -> None:
@@ -56,7 +57,7 @@ def test_where_a_row_lies_in_a_block_does_not_matter_to_its_bits() -> None:
     assert torch.equal(one[moved], two)
 
 
-@each_once("dtype, schedule", list(LIMITS), list(NAMED), dear=lambda _, schedule: schedule in ("push", "few", "pieces"))
+@each_once("dtype, schedule", list(LIMIT_OF), list(NAMED), dear=lambda _, named: named in ("push", "few", "pieces"))
 def test_fused_and_unfused_have_the_same_bits(schedule: str, dtype: torch.dtype) -> None:
     """Sums go over K in the same steps, and what is gathered is not rounded."""
     parts, tile = (20, 3), (16, 16, 16)
@@ -172,4 +173,4 @@ def test_programs_may_be_mixed_in_one_lane(example: Any, seed: int) -> None:
         gathered, scattered, scaled = zip(*(of_rank[k] for of_rank in results), strict=True)
         gathering.check(gathered)
         scattering.check(scattered)
-        assert relative_rms(scaled, activated) < LIMITS[torch.float32]
+        assert relative_rms_of_all(scaled, activated) < LIMIT_OF[torch.float32]

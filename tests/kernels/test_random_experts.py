@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kernels.gather_gemm import LIMITS, small_world
+from bench.check import LIMIT_OF
+from tests.kernels.gather_gemm import small_world
 from tests.kernels.routed import in_tiles
 from tests.parameters import some_of
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
@@ -131,7 +132,8 @@ class Drawn:
         for name, wanted in right.items():
             made = torch.cat([out[name] for out in outs]).double()
             error = (made - wanted).norm() / wanted.norm().clamp(min=1e-30)
-            assert made.shape == wanted.shape and (error <= 8 * LIMITS[torch.float32] or not wanted.any()), (self, name)
+            limit = 8 * LIMIT_OF[torch.float32]
+            assert made.shape == wanted.shape and (error <= limit or not wanted.any()), (self, name)
             assert made[wanted == 0].eq(0).all() if not wanted.any() else made.isfinite().all()
 
 

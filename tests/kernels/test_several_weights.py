@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kernels.gather_gemm import LIMITS, in_tiles, relative_rms, small_world
+from bench.check import LIMIT_OF, relative_rms_of_all
+from tests.kernels.gather_gemm import in_tiles, small_world
 from tests.programs.epilogues import gelu, half
 from tilelink import Schedule
 from tilelink.errors import ArgumentError, DtypeError, RankMismatchError, ShapeError
@@ -76,7 +77,7 @@ def call(
                 assert all(torch.equal(y, e.to(dtype)) for y, e in zip(made, expected, strict=True))
             else:
                 assert not any(y.isnan().any() for y in made)
-                assert relative_rms(made, expected) < LIMITS[dtype]
+                assert relative_rms_of_all(made, expected) < LIMIT_OF[dtype]
     return [of_rank[-1:] for of_rank in results]
 
 
@@ -95,7 +96,7 @@ def test_three_weights_exactly(schedule: str, parts: tuple[int, ...]) -> None:
     call(parts, (17, 16, 3), K=20, schedule=tiles(schedule), integers=True, biases=True, transposed=len(parts) % 2 == 0)
 
 
-PAIRS = list(zip(("pull", "multicast", "engine"), LIMITS, strict=True))
+PAIRS = list(zip(("pull", "multicast", "engine"), LIMIT_OF, strict=True))
 
 
 @pytest.mark.parametrize(("schedule", "dtype"), PAIRS, ids=str)
@@ -103,7 +104,7 @@ def test_dtypes(schedule: str, dtype: torch.dtype) -> None:
     call((18, 7), (33, 16), dtype=dtype, schedule=schedule, biases=True, transposed=True)
 
 
-@pytest.mark.parametrize(("epilogue", "dtype"), list(zip((gelu, half, gelu), LIMITS, strict=True)))
+@pytest.mark.parametrize(("epilogue", "dtype"), list(zip((gelu, half, gelu), LIMIT_OF, strict=True)))
 def test_epilogues(epilogue: Any, dtype: torch.dtype) -> None:
     call((18, 0, 7), (20, 16), dtype=dtype, epilogue=epilogue, biases=True, times=1)
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kernels.gather_gemm import LIMITS, small_world
+from bench.check import LIMIT_OF
+from tests.kernels.gather_gemm import small_world
 from tilelink.errors import ShapeError
 from tilelink.kernels.all_gather_split_matmul import all_gather_split_matmul, in_pieces, pieces_of, split
 
@@ -50,7 +51,7 @@ def test_pieces_of_uneven_shards(parts: tuple[int, ...], N: tuple[int, ...]) -> 
             one, *others = (outs[k] for made in runs for outs in made)
             assert all(torch.equal(one, other) for other in others), "each run gives the same bits"
             right = x.double() @ w.double().T + bias[rank][k].double()
-            assert (one - right).norm() / right.norm() <= LIMITS[torch.float32]
+            assert (one - right).norm() / right.norm() <= LIMIT_OF[torch.float32]
 
 
 def test_the_structure_shows_that_it_is_safe() -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 import triton
 
-from bench.check import FEW, relative_rms_of_all, scatter
+from bench.check import FEW, LIMIT_OF, relative_rms_of_all, scatter
 from bench.references import REFERENCES, ROUNDED
-from tests.kernels.gather_gemm import LIMITS, small_world
+from tests.kernels.gather_gemm import small_world
 from tests.kernels.routed import TOP, Counts
 from tilelink.frontend.routes import Integers, Routing
 from tilelink.frontend.schedule import Schedule
@@ -96,7 +96,7 @@ class Layer:
             if self.integers:
                 assert all(torch.equal(out.double(), e) for out, e in zip(made, right, strict=True)), name
                 continue
-            limit = LIMITS[self.dtype] * ROUNDED[mixture_of_experts]
+            limit = LIMIT_OF[self.dtype] * ROUNDED[mixture_of_experts]
             count = sum(e.numel() for e in right)
             assert relative_rms_of_all(made, right) <= limit * (1 if count < FEW else scatter(count)), name
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 import tilelink.ops as ops
-from bench.check import scatter
+from bench.check import LIMIT_OF, scatter
 
-LIMITS = {torch.float32: 1e-5, torch.float16: 4e-4, torch.bfloat16: 2.5e-3}
+LIMITS = LIMIT_OF | {torch.float32: 1e-5}
 """Relative RMS of results; of gradients, twice that."""
 GATHER, SCATTER, REDUCE = "all_gather_linear", "linear_reduce_scatter", "linear_all_reduce"
 
