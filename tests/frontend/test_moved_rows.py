@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import tilelink as tk
-from tests.frontend.wrong import Case, check
+from tests.frontend.wrong import Case, check, of_role
 from tests.kernels.gather_gemm import small_world
 from tests.parameters import each_once
 from tests.programs.moved import gathered_where, picked_where, scattered_where, stored_where
@@ -24,7 +25,6 @@ from tilelink.errors import (
     DtypeError,
     FormError,
     ScheduleError,
-    TileLinkError,
     TileSizeError,
     UnguardedReadError,
     ViewError,
@@ -187,11 +187,7 @@ def main():
 """
 
 
-def wrong(name: str, kind: type[TileLinkError], body: str, *said: str, takes: str = "") -> Any:
-    text = PROGRAM.format(body=body, more=f", {takes}" if takes else "")
-    if takes:
-        text = text.replace("floats, out):\n    ", f"floats, out, {takes}):\n    ", 1)
-    return pytest.param(Case(name, kind, text, said), id=name)
+wrong = partial(of_role, PROGRAM)
 
 
 WRONG = [

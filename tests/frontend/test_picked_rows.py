@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import tilelink as tk
-from tests.frontend.wrong import Case, check
+from tests.frontend.wrong import Case, check, of_role
 from tests.kernels.gather_gemm import small_world
 from tests.parameters import covering, rarely
 from tests.programs.picked import (
@@ -35,7 +36,6 @@ from tilelink.errors import (
     HomeError,
     RowIndexError,
     ScheduleError,
-    TileLinkError,
     TileSizeError,
     UnguardedReadError,
     ViewError,
@@ -247,11 +247,7 @@ def main():
 """
 
 
-def wrong(name: str, kind: type[TileLinkError], body: str, *said: str, takes: str = "") -> Any:
-    text = PROGRAM.format(body=body, more=f", {takes}" if takes else "")
-    if takes:
-        text = text.replace("floats, out):\n    ", f"floats, out, {takes}):\n    ", 1)
-    return pytest.param(Case(name, kind, text, said), id=name)
+wrong = partial(of_role, PROGRAM)
 
 
 WRONG = [

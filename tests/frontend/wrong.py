@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -135,6 +136,16 @@ def changed(source: str, changes: dict[str, str]) -> str:
 def alone(body: str) -> str:
     """A program of one role with this body."""
     return ALONE.format(body=body.strip("\n").replace("\n", "\n    "))
+
+
+def of_role(
+    program: str, name: str, kind: type[TileLinkError], body: str, *said: str, takes: str = ""
+) -> Any:
+    """Returns a case, as a parameter of a test: a program whose role has this body, and takes one more buffer."""
+    text = program.format(body=body, more=f", {takes}" if takes else "")
+    if takes:
+        text = text.replace("floats, out):\n    ", f"floats, out, {takes}):\n    ", 1)
+    return pytest.param(Case(name, kind, text, said), id=name)
 
 
 def load(folder: Path, source: str, name: str = "user") -> ModuleType:

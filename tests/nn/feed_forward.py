@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from examples.parallel_llama_block import BATCH, OURS, TOKENS, WIDTH, Block, FeedForward
 from tests.nn.on_ranks import LIMIT, REPLICATED, errors, far, mesh_of, nothing, own_tokens, step, whole
 from tests.ops.auto_on_ranks import on_machine, predicting
-from tests.ops.on_ranks import computed_by, noted
+from tests.ops.on_ranks import computed_by, new_counter, noted
 from tilelink import nn as tnn
 from tilelink.errors import TileLinkError
 
@@ -371,10 +371,7 @@ def prepared(group: dist.ProcessGroup) -> tuple[int, int, list[str]]:
 def compiled(group: dist.ProcessGroup) -> tuple[int, list[str]]:
     """How often a layer in a model is compiled for two numbers of tokens, without a break; and what is wrong of it. (Of
     the outermost module torch compiles hooks apart.)"""
-    from torch._dynamo.testing import CompileCounterWithBackend  # takes long
-
-    torch._dynamo.reset()
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = new_counter()
     parallel, right = map(nn.Sequential, feed_forward(group))
     fast, part, wrong = torch.compile(parallel, backend=counter, fullgraph=True, dynamic=True), own_tokens(group), []
     for tokens in (TOKENS, 2 * TOKENS):

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import SequenceParallel, parallelize_modu
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from examples.parallel_llama_block import BATCH, OURS, TOKENS, TORCHS, WIDTH, Block
-from tests.ops.on_ranks import computed_by
+from tests.ops.on_ranks import computed_by, new_counter
 from tilelink import nn as tnn
 
 LIMIT = 1e-5
@@ -147,10 +147,7 @@ def sent(group: dist.ProcessGroup, plan: str) -> tuple[list[str], list[str]]:
 
 def compiled_block(group: dist.ProcessGroup, plan: str, backend: str) -> tuple[int, list[str]]:
     """How often a block is compiled for two numbers of tokens, without a break; and what is wrong of it."""
-    from torch._dynamo.testing import CompileCounterWithBackend  # takes long
-
-    torch._dynamo.reset()
-    counter = CompileCounterWithBackend(backend)
+    counter = new_counter(backend)
     torch.manual_seed(1)
     block = Block(True)
     parallel = parallelize_module(copy.deepcopy(block), mesh_of(group), PLANS[plan])

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.nn.on_ranks import Part, errors, far, mesh_of, nothing, step
-from tests.ops.groups import GROUPS, assert_right, on_two
+from tests.ops.groups import GROUPS, assert_right, bad_sites, on_two
 from tests.ops.on_ranks import computed_by, raised, unsaid
 from tests.parameters import first_of
 from tests.runtime.processes import Pool
@@ -311,10 +311,7 @@ BAD = {
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda f: f.__name__)
 def test_bad_layers(pool: Pool, bad: Callable[[dist.ProcessGroup], None]) -> None:
-    kind, text = BAD[bad]
-    for found, message, site in on_two(pool, raised, bad):
-        assert (found, text in message) == (kind, True), message
-        assert site.file.endswith("test_parallel_layers.py")
+    bad_sites(pool, bad, *BAD[bad])
 
 
 def other_features_on_one(g: dist.ProcessGroup) -> None:

@@ -14,8 +14,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from tests.nn.feed_forward import Wrapped, feed_forward
 from tests.nn.on_ranks import mesh_of
-from tests.ops.groups import on_two
-from tests.ops.on_ranks import raised
+from tests.ops.groups import bad_sites
 from tests.runtime.processes import Pool
 from tilelink import nn as tnn
 
@@ -173,7 +172,4 @@ BAD = {
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda f: f.__name__)
 def test_bad_styles(pool: Pool, bad: Callable[[dist.ProcessGroup], None]) -> None:
-    kind, text = BAD[bad]
-    for found, message, site in on_two(pool, raised, bad):
-        assert (found, text in message) == (kind, True), message
-        assert site.file.endswith("test_style_errors.py")
+    bad_sites(pool, bad, *BAD[bad])

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import tilelink.ops as ops
-from tests.ops.on_ranks import computed_by, noted, wrong
+from tests.ops.on_ranks import computed_by, new_counter, noted, wrong
 from tests.ops.sharded import Call
 from tilelink.errors import ShapeError, TileLinkError
 from tilelink.ops import agreement, operator, plain
@@ -141,13 +141,10 @@ def failing_first(group: dist.ProcessGroup) -> list[str]:
 def compiled(group: dist.ProcessGroup, tokens: Sequence[int]) -> tuple[int, list[int], list[float]]:
     """How often a function with plans "auto" is compiled for these numbers of tokens; of which the plans were asked
     for; how far results are from plain torch's."""
-    from torch._dynamo.testing import CompileCounterWithBackend  # takes long
-
     def layer(x: torch.Tensor, weight: torch.Tensor, plan: str) -> torch.Tensor:
         return ops.linear_all_reduce(x, weight, group=group, plan=plan)
 
-    torch._dynamo.reset()
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = new_counter()
     function, weight = torch.compile(layer, backend=counter, fullgraph=True), torch.randn(6, 8)
     far = []
     with on_machine("h800"), predicting(lambda M, machine: "torch" if M > 4 else "one_shot") as asked:

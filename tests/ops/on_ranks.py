@@ -232,12 +232,17 @@ def mlp(group: dist.ProcessGroup, x: torch.Tensor, *weights: torch.Tensor) -> to
     return y + ops.linear_all_reduce(y, down @ up, group=group)
 
 
-def compiled(group: dist.ProcessGroup, backend: str, tokens: Sequence[int], by: str) -> tuple[int, list[float]]:
-    """How often a function is compiled for these numbers of tokens; how far from eager results and gradients are."""
+def new_counter(backend: str = "aot_eager") -> Any:
+    """Returns a backend of torch.compile that counts what it compiles. Torch forgets what it compiled before."""
     from torch._dynamo.testing import CompileCounterWithBackend  # takes long
 
     torch._dynamo.reset()
-    counter = CompileCounterWithBackend(backend)
+    return CompileCounterWithBackend(backend)
+
+
+def compiled(group: dist.ProcessGroup, backend: str, tokens: Sequence[int], by: str) -> tuple[int, list[float]]:
+    """How often a function is compiled for these numbers of tokens; how far from eager results and gradients are."""
+    counter = new_counter(backend)
     function = torch.compile(partial(mlp, group), backend=counter, fullgraph=True)
     numbers = torch.Generator().manual_seed(dist.get_rank(group))
     weights = [torch.randn(s, generator=numbers).requires_grad_() for s in ((10, 8), (10, 8), (8, 10))]

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from tests.runtime.processes import Pool
 from tests.runtime.ranks import WORLD
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
+    """A group of one rank, which is this process."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ GPUs, tests/runtime/test_on_gpu.py."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,16 +42,14 @@ def made(device: StandIn, members: dist.ProcessGroup, bounds: Bounds = Bounds(5.
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[tuple[CudaProcessGroup, StandIn]]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+def on_stand_in(alone: dist.ProcessGroup) -> tuple[CudaProcessGroup, StandIn]:
+    """The only rank of its group, on a stand-in."""
     device = StandIn()
-    assert dist.group.WORLD is not None
-    yield made(device, dist.group.WORLD), device
-    dist.destroy_process_group()
+    return made(device, alone), device
 
 
-def test_calls_graphs_and_results(alone: tuple[CudaProcessGroup, StandIn]) -> None:
-    group, device = alone
+def test_calls_graphs_and_results(on_stand_in: tuple[CudaProcessGroup, StandIn]) -> None:
+    group, device = on_stand_in
     inputs = Inputs(1)
     outs = [inputs.call(group) for _ in range(3)]
     group.synchronize()
@@ -68,8 +65,8 @@ def test_calls_graphs_and_results(alone: tuple[CudaProcessGroup, StandIn]) -> No
         inputs.call(group, SMALL["multicast"])
 
 
-def test_a_withheld_signal_a_reset_and_a_good_call(alone: tuple[CudaProcessGroup, StandIn]) -> None:
-    group, device = alone
+def test_a_withheld_signal_a_reset_and_a_good_call(on_stand_in: tuple[CudaProcessGroup, StandIn]) -> None:
+    group, device = on_stand_in
     inputs = Inputs(1)
     inputs.call(group)
     group.synchronize()
@@ -92,9 +89,9 @@ def test_a_withheld_signal_a_reset_and_a_good_call(alone: tuple[CudaProcessGroup
     inputs.check([out])
 
 
-def test_the_host_gives_up(alone: tuple[CudaProcessGroup, StandIn]) -> None:
+def test_the_host_gives_up(on_stand_in: tuple[CudaProcessGroup, StandIn]) -> None:
     """As where a peer makes no call that is new to this rank."""
-    group, _ = alone
+    group, _ = on_stand_in
     assert group.late(0, 0) == Report(0, 0, HOST, group.late(0, 0).word, 1, 0, Reason.NEVER_ENTERED)
     with pytest.raises(NeverEnteredError, match="rank 0 host of run 0: waits for rank 0 to go on"):
         group.give_up(group.late(0, 0))
@@ -179,7 +176,7 @@ def test_a_machine_without_the_gpu_that_was_asked_for(pool: Pool) -> None:
         assert failure.kind == "DeviceError" and "rank 0: there is no CUDA device" in failure.text
 
 
-def test_reserved_sms(alone: tuple[CudaProcessGroup, StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reserved_sms(on_stand_in: tuple[CudaProcessGroup, StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
     from tilelink.runtime.cuda import process_group
 
     monkeypatch.setattr(process_group, "CudaDevice", StandIn)

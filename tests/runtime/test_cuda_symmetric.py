@@ -99,14 +99,6 @@ def test_who_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- the collective, on this machine and with a stand-in for torch
 
 
-@pytest.fixture
-def alone(tmp_path: Any) -> Any:
-    """A group of one rank."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield dist.group.WORLD
-    dist.destroy_process_group()
-
-
 def test_a_torch_without_cuda(alone: dist.ProcessGroup) -> None:
     if torch.backends.cuda.is_built():
         pytest.skip("this torch is built with CUDA")

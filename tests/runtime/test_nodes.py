@@ -71,14 +71,6 @@ def test_structures_and_names_are_those_of_the_library() -> None:
 # ---- one process
 
 
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    assert dist.group.WORLD is not None
-    yield dist.group.WORLD
-    dist.destroy_process_group()
-
-
 def test_it_is_initialised_once(alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library()
     monkeypatch.setattr(nvshmem, "loaded", lambda: Nvshmem(library))
