@@ -103,7 +103,7 @@ def _parse(text: str) -> tuple[list[str], dict[str, int]]:
         line = part.strip()
         if line.endswith(":"):
             labels[line[:-1]] = len(lines)
-        elif line and not line.startswith(".reg"):
+        elif line and not line.startswith((".reg", "//")):
             lines.append(line)
     return lines, labels
 

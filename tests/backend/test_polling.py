@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,78 +11,11 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tests.backend.ptx_machine import ExitError, Machine, undefined
-from tilelink.backend.targets import portable
-from tilelink.backend.targets.polling import polling, returning
+from tests.backend.ptx_machine import Machine, undefined
+from tests.backend.waiting import EVERY, FLAG, HEAP, ME, RUN_NOW, SIGNAL, TABLE, WORLD, World
+from tilelink.backend.targets.polling import polling
 from tilelink.backend.targets.portable import POISON, PROGRESS, WAITER
 from tilelink.runtime.lane import Reason, Report
-
-WORLD, ME, RUN_NOW = 3, 1, 5
-HEAP = [0x10000, 0x20000, 0x30000]
-TABLE, FLAG = 0x500, 0x600
-SIGNAL = HEAP[ME] + 0x1000
-EVERY = 64
-"""Polls until a wait looks around."""
-
-
-class World:
-    """Heaps of three ranks, and a clock that goes on by 1000 a look. `at`: what changes, by the number of the poll."""
-
-    def __init__(self, word: int = SIGNAL, **control: int) -> None:
-        self.memory = {h + 8 * k: 0 for h in HEAP for k in range(PROGRESS.value + WORLD)}
-        self.memory |= {TABLE + 8 * r: h for r, h in enumerate(HEAP)} | {FLAG: 0, SIGNAL: 0}
-        fields = {"RUN": RUN_NOW, "ENTER_NS": 10**6, "STUCK_NS": 5000, "HEAPS": TABLE, "HOST": FLAG, "RANKS": WORLD}
-        for name, value in (fields | {"RANK": ME} | control).items():
-            self.memory[HEAP[ME] + 8 * getattr(portable, name).value] = value
-        for rank in range(WORLD):
-            self.enter(rank)
-        self.word, self.polls, self.clock = word, 0, 50_000
-        self.at: dict[int, Callable[[], None]] = {}
-
-    def enter(self, rank: int, run: int = RUN_NOW) -> None:
-        self.memory[HEAP[ME] + 8 * (PROGRESS.value + rank)] = 2 * run + 1
-
-    @property
-    def poison(self) -> list[int]:
-        return [self.memory[h + 8 * POISON.value] for h in HEAP]
-
-    @property
-    def report(self) -> Report:
-        return Report.of(ME, [self.memory[HEAP[ME] + 8 * k] for k in range(PROGRESS.value)])
-
-    def look(self) -> int:
-        self.clock += 1000
-        return self.clock
-
-    def wait(
-        self,
-        expected: int,
-        *,
-        bits: int = 32,
-        lanes: str = "one",
-        thread: int = 0,
-        ends: bool = False,
-        others: int = 0,
-        pair: bool = False,
-        returns: bool = False,
-    ) -> Machine:
-        place: Mapping[str, Any] = {"%tid.x": thread, "%laneid": thread % 32, "%ctaid.x": 7}
-        special = {**place, "%globaltimer": self.look}
-        machine = Machine(self.memory, special, self.loaded)
-        machine.others = others
-        text = returning.fn(bits, "sys", lanes, True) if returns else polling.fn(bits, "sys", lanes, True, pair)
-        if ends:
-            with pytest.raises(ExitError):
-                machine.run(text, self.word, expected, HEAP[ME])
-        else:
-            machine.run(text, self.word, expected, HEAP[ME])
-        return machine
-
-    def loaded(self, address: int) -> None:
-        if address == self.word:
-            self.polls += 1
-            if self.polls in self.at:
-                self.at[self.polls]()
 
 
 @pytest.mark.parametrize("polls", [1, 2, EVERY, EVERY + 1, 1000])

@@ -252,6 +252,7 @@ def _events(ran: Ran) -> Iterator[tuple[tuple[int, int, int], tuple[Any, ...], b
 
 # ---- primitives
 
+SAME_PTX = "the PTX is the same"
 OWN_WORDS = "nobody else reads these words of the rank's control block before the next barrier and release"
 
 

@@ -9,19 +9,21 @@ import tempfile
 from collections.abc import Iterator
 from functools import cache, partial
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 
+from tests.backend.waiting import behaviour
 from tests.modules import importable, text_of
 from tests.verification.mutants import primitives, tools
-from tests.verification.mutants.equivalents import of_primitive
+from tests.verification.mutants.equivalents import SAME_PTX, of_primitive
 from tests.verification.mutants.job import Answer, Job
 from tests.verification.mutants.mutant import Mutant, mutants
 from tests.verification.mutants.of_kernels import right
 from tests.verification.mutants.stand_ins import stand_in
 from tests.verification.mutants.subjects import Subject, subjects
 from tests.verification.mutants.tools import EXECUTION, GATES, TRACE
-from tilelink.backend.targets import AMD, CPU, CUDA, PORTABLE, TARGETS, Target
+from tilelink.backend.targets import AMD, CPU, CUDA, PORTABLE, TARGETS, Target, polling
 
 LEVEL = "primitive"
 RUNS = tuple((1, 3, seed) for seed in range(4))
@@ -37,6 +39,8 @@ several words, which CPU ranks do not have but for tests."""
 COMPILED = (
     "all_gather_matmul push", "all_gather_matmul pull", "all_gather_matmul pieces", "matmul_reduce_scatter push",
 )  # fmt: skip
+PTX = ((32, 64), ("gpu", "sys"), ("one", "all", "first"), (True, False), (False, True), (True, False))
+"""Arguments of `polling`."""
 ON_GPU = dataclasses.replace(
     TARGETS["sm_90"], name="portable on sm_90", module=PORTABLE, descriptors=False, multicast=False
 )
@@ -60,9 +64,11 @@ def judge(name: str, mutant: Mutant) -> Answer:
         answer = _executed(loaded(f"{short}_run", runnable), mutant) if runnable else None
         if answer is not None:
             return answer
-        edited = loaded(short, text)
+        edited = loaded(name, text)
     except Exception as e:
         return Answer(GATES, f"it can't be imported: {type(e).__name__}: {e}")
+    if name.endswith(".polling") and (waited := _waits(sys.modules["edited_polling"])) is not None:
+        return waited
     for subject in (_named(name) for name in COMPILED):
         target = MODULES[name]
         new = _gates(subject, target, name, edited) - _known(subject, target)
@@ -86,6 +92,18 @@ def _executed(primitives: ModuleType, mutant: Mutant) -> Answer | None:
             if target is CPU and (said := tools.trace(ran)):  # which knows waits for one word after the other
                 return Answer(TRACE, said)
     return None
+
+
+def _waits(edited: ModuleType) -> Answer | None:
+    """What the PTX of waits shows when a stand-in executes it."""
+    try:
+        if all(edited.polling.fn(*form) == polling.polling.fn(*form) for form in product(*PTX)):
+            return Answer("", "", SAME_PTX)
+        pairs = zip(behaviour(polling), behaviour(edited), strict=True)
+        differs = next((theirs for mine, theirs in pairs if mine != theirs), None)
+    except Exception as e:
+        return Answer(EXECUTION, f"the PTX of a wait can't be made or executed: {type(e).__name__}: {e}")
+    return differs and Answer(EXECUTION, f"the PTX of a wait does something else: {differs}")
 
 
 def loaded(name: str, text: str) -> ModuleType:
