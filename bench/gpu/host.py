@@ -33,7 +33,8 @@ def little(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 def host(place: Place, report: Report) -> None:
-    """Records the time of calls, and of a bare launch, by the clock of the host."""
+    """Records the time of calls, and of a bare launch, by the clock of the host; and whether the kernels of calls are
+    launched past Triton."""
     about = {"op": "all_gather_matmul", "dtype": "bfloat16", "world": 1}
     what = "host time of a call" if place.on_gpu else "host time of a call whose launches do nothing"
     clock = time.perf_counter if place.on_gpu else time.thread_time  # other processes do not affect it
@@ -54,7 +55,9 @@ def host(place: Place, report: Report) -> None:
                 do()
                 figures[name] = [_time(do, here.settle, clock) for _ in range(TIMES)]
 
-        here.world(1).run(body)
+        world = here.world(1)
+        world.run(body)
+        found["past_triton"] = all(kernel.directly is not None for kernel in world.lane.loaded.values())
         for name, us in figures.items():
             found[f"{name}_us"] = spread(us)
         found["above_a_bare_launch_us"] = round(median(figures["push"]) - median(figures["bare"]), 2)

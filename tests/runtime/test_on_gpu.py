@@ -17,6 +17,7 @@ from tests.runtime.processes import Pool
 from tilelink.errors import CaptureError, NeverEnteredError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.cuda.group import CudaGroup
+from tilelink.runtime.cuda.launches import fits
 from tilelink.runtime.cuda.symmetric import OVERLAPPING
 from tilelink.runtime.cuda.virtual_world import VirtualWorld
 
@@ -52,6 +53,23 @@ def test_results(world: int, schedule: str) -> None:
 
     for outs, inputs in zip(zip(*ranks.run(body), strict=True), sets, strict=True):
         inputs.check(list(outs))
+
+
+def test_launches_past_triton_and_through_it_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, that CUDA names the parameters as we expect; `test_launches.py` compares their bytes without one."""
+    torch.manual_seed(0)
+    sets = [(torch.randn(256, 128).bfloat16().cuda(), torch.randn(256, 128).bfloat16().cuda()) for _ in range(3)]
+    outs = list[list[torch.Tensor]]()
+    for direct in (True, False):
+        monkeypatch.setattr("tilelink.runtime.cuda.device.fits", fits if direct else lambda *given: False)
+        ranks = VirtualWorld(2, heap_bytes=8 << 20, signal_bytes=1 << 16)
+
+        def body(group: CudaGroup) -> list[torch.Tensor]:
+            return [all_gather_matmul(x, w.T, schedule="push", group=group) for x, w in sets]
+
+        outs.append([out for of_rank in ranks.run(body) for out in of_rank])
+        assert {kernel.directly is not None for kernel in ranks.lane.loaded.values()} == {direct}
+    assert all(torch.equal(a, b) for a, b in zip(*outs, strict=True))
 
 
 def test_a_graph_and_what_may_not_be_captured() -> None:
