@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 
 from tests.analysis.timelines import GATHERED, of, span
@@ -24,6 +27,35 @@ def test_a_wait_that_took_no_time_is_not_on_the_path() -> None:
         )
     )  # fmt: skip
     assert [(link.role, link.tiles) for link in path] == [("matmul", 2)]
+
+
+def test_a_tile_that_notifies_and_goes_on_is_on_the_path_up_to_there() -> None:
+    """Two tiles wait for each other midway: each hop goes to the part of the peer before it notified."""
+    path = critical_path(
+        of(
+            span(0, 0, "turn", 1, 12), span(1, 0, "turn", 0, 12),
+            replace(span(0, 0, "turn", 2, 4, "wait", 1), sent=3.0),
+            replace(span(0, 0, "turn", 6, 10, "wait", 1), sent=8.5),
+            replace(span(1, 0, "turn", 4, 7, "wait", 0), sent=5.0),
+            replace(span(1, 0, "turn", 9, 10, "wait", 0), sent=9.0),
+        )
+    )  # fmt: skip
+    assert [(link.kind, link.rank, link.start, link.stop) for link in path] == [
+        ("tiles", 1, 0, 3), ("signal", 0, 3, 4), ("tiles", 0, 4, 5), ("signal", 1, 5, 7), ("tiles", 1, 7, 8.5),
+        ("signal", 0, 8.5, 10), ("tiles", 0, 10, 12),
+    ]  # fmt: skip
+
+
+def test_waits_for_each_other_that_end_at_once_do_not_go_round_for_ever() -> None:
+    """Measured timelines know which tile notified, and not when."""
+    path = critical_path(
+        of(
+            span(0, 0, "turn", 0, 9), span(1, 0, "turn", 0, 9),
+            span(0, 0, "turn", 2, 5, "wait", 1), span(1, 0, "turn", 2, 5, "wait", 0),
+        )
+    )  # fmt: skip
+    assert path[0].start == 0 and path[-1].stop == 9
+    assert all(after.start == before.stop for before, after in pairwise(path))
 
 
 def test_nothing_has_no_path() -> None:

@@ -17,11 +17,12 @@ from tests.programs import gathered as gathering
 from tests.programs.alone import sum_of_peers
 from tests.programs.exchanges import readers_first
 from tests.programs.notifying import moves
+from tests.programs.ring_maximum import ring_maximum
 from tilelink.analysis.machine import Machine, machine
 from tilelink.analysis.simulate import Prediction, predict, steps_of
 from tilelink.analysis.simulate.costs import bounds, compute, costs, way
 from tilelink.analysis.simulate.steps import fold
-from tilelink.analysis.simulate.verdict import WORTH_SAYING, deciding, neighbour, times_as_fast
+from tilelink.analysis.simulate.verdict import OTHER, WORTH_SAYING, deciding, neighbour, times_as_fast
 from tilelink.errors import (
     MachineError,
     MachineMemoryError,
@@ -299,6 +300,20 @@ def test_bounds_hold_and_parts_add_up(p: Prediction) -> None:
     assert len(timeline.transfers) == len(p.steps.size)
     assert (p.run.transfer_stop >= p.run.transfer_start).all()
     assert not np.isnan(p.run.tile_stop).any()
+
+
+@pytest.mark.parametrize("world", [2, 3, 8])
+def test_a_path_goes_on_through_a_ring_inside_one_tile(world: int) -> None:
+    """Tiles that wait for each other midway: the path goes to the part of the peer's tile before it notified."""
+    p = ring_maximum.simulate(machine="h800", world=world, T=64, D=64)
+    path, on = p.critical_path, p.machine
+    assert (path[0].kind, path[-1].kind) == ("launch", "leave")
+    assert path[0].stop == pytest.approx(p.timeline.start, abs=on.skew_us) and path[0].stop < 10
+    assert path[0].start == 0 and path[-1].stop == pytest.approx(p.makespan_us)
+    assert all(after.start == pytest.approx(before.stop) for before, after in pairwise(path))
+    hops = [link for link in path if link.kind == "signal"]
+    assert len(hops) >= 2 * (world - 1) and all(0 < link.duration < 5 for link in hops)
+    assert p.shares_us["turn"] + p.shares_us[OTHER] == pytest.approx(p.makespan_us)
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 8])

@@ -52,6 +52,7 @@ class TestTimeline:
             ({"rank": -1}, "rank -1"),
             ({"worker": -2}, "worker -2"),
             ({"cause": 0}, "a tile has a cause, 0"),
+            ({"sent": 3.0}, "sent 3.0 is the time of a notification"),
         ],
     )
     def test_refuses_spans_that_can_not_be(self, fields: dict[str, Any], words: str) -> None:

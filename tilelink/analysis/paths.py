@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 from tilelink.analysis.timeline import Span, Timeline
@@ -13,9 +13,10 @@ from tilelink.analysis.timeline import Span, Timeline
 
 @dataclass(frozen=True)
 class Link:
-    """A piece of a critical path. "tiles": a worker ran `tiles` tiles of a role one after the other; `label` is the
-    last tile's label. "signal": a signal was on its way to the worker that waited for it; `label` says what was waited
-    for. Predictions also have "launch", before the first tile, and "leave", after the last."""
+    """A piece of a critical path. "tiles": a worker ran `tiles` tiles of a role one after the other, each whole or the
+    part of it that is on the path; `label` is the last tile's label. "signal": a signal was on its way to the worker
+    that waited for it; `label` says what was waited for. Predictions also have "launch", before the first tile, and
+    "leave", after the last."""
 
     kind: Literal["tiles", "signal", "launch", "leave"]
     rank: int
@@ -33,7 +34,11 @@ class Link:
 
 def critical_path(timeline: Timeline) -> tuple[Link, ...]:
     """The links from the start of a timeline to the stop of the tile that ends last. A tile follows the tile whose
-    notification ended its last wait. If it did not wait, it follows the tile before it on its worker."""
+    notification ended its last wait. If it did not wait, it follows the tile before it on its worker.
+
+    A tile that notifies and goes on is on the path up to that notification: only its waits before it count. A path may
+    therefore come back to a tile, to an earlier part of it.
+    """
     spans = timeline.spans
     tiles = [i for i, s in enumerate(spans) if s.kind == "tile"]
     if not tiles:
@@ -42,31 +47,27 @@ def critical_path(timeline: Timeline) -> tuple[Link, ...]:
     for i, inside in timeline.tile_of.items():
         if spans[i].duration > 0 and spans[i].cause is not None:
             waits[inside].append(i)
-    by_worker = timeline.by_worker("tile")
-    starts = {key: [spans[i].start for i in indexes] for key, indexes in by_worker.items()}
+    before = {after: i for on in timeline.by_worker("tile").values() for i, after in pairwise(on)}
 
     at: int | None = max(tiles, key=lambda i: spans[i].stop)
     assert at is not None
     until = spans[at].stop
     links: list[Link] = []
-    seen: set[int] = set()
-    while at is not None and at not in seen:
-        seen.add(at)
+    while at is not None:
         tile = spans[at]
         ended = [w for w in waits[at] if spans[w].stop <= until]
         if ended:
-            wait = spans[max(ended, key=lambda w: spans[w].stop)]
+            last = max(ended, key=lambda w: spans[w].stop)
+            waits[at].remove(last)  # once is enough: notifications of unknown times could lead back to it
+            wait = spans[last]
             assert wait.cause is not None
             links.append(_link("tiles", tile, tile.label, wait.stop, until, 1))
-            sent = min(spans[wait.cause].stop, wait.stop)
+            sent = min(spans[wait.cause].stop, wait.stop) if wait.sent is None else wait.sent
             links.append(_link("signal", wait, wait.label, sent, wait.stop, 0))
             at, until = wait.cause, sent
             continue
         links.append(_link("tiles", tile, tile.label, min(tile.start, until), until, 1))
-        key = tile.rank, tile.worker
-        place = bisect_right(starts[key], tile.start) - 1
-        earlier = [i for i in by_worker[key][max(0, place - 2) : place + 1] if i not in seen]
-        at = earlier[-1] if earlier else None
+        at = before.get(at)
         until = spans[at].stop if at is not None else until
     return _merged(links[::-1])
 

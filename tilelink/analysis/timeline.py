@@ -38,7 +38,8 @@ class Span:
     """A tile that a worker ran, or a wait inside a tile.
 
     `role` of a wait: the role of the tile that waits. `cause`: the position in `Timeline.spans` of the tile whose
-    notification ended the wait; None if that is not known, and for tiles.
+    notification ended the wait; None if that is not known, and for tiles. `sent`: when that tile notified; None if only
+    the tile is known.
     """
 
     rank: int
@@ -49,6 +50,7 @@ class Span:
     start: float
     stop: float
     cause: int | None = None
+    sent: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -61,6 +63,8 @@ class Span:
             raise ValueError(f"a span starts at {self.start}, after it stops at {self.stop}: {self}")
         if self.kind == "tile" and self.cause is not None:
             raise ValueError(f"a tile has a cause, {self.cause}; only waits have one: {self}")
+        if self.sent is not None and (self.cause is None or not self.sent <= self.stop):
+            raise ValueError(f"sent {self.sent} is the time of a notification that ended a wait: {self}")
 
     @property
     def duration(self) -> float:
@@ -183,14 +187,16 @@ class Timeline:
         return found
 
     def notification(self, wait: Span) -> tuple[Span, float] | None:
-        """The tile that ended a wait, and when it notified: at its stop, or at the wait's if that was before.
+        """The tile that ended a wait, and when it notified. If that time is not known, it is the tile's stop, or the
+        wait's if that was before.
 
         None if the tile is not known, or if it started after the wait stopped: clocks of ranks differ a little.
         """
         if wait.cause is None:
             return None
         tile = self.spans[wait.cause]
-        return (tile, min(tile.stop, wait.stop)) if tile.start <= wait.stop else None
+        sent = min(tile.stop, wait.stop) if wait.sent is None else wait.sent
+        return (tile, sent) if tile.start <= wait.stop else None
 
     def _total(self, rank: int, role: str, kind: str) -> float:
         return sum(s.duration for s in self.spans if s.rank == rank and s.role == role and s.kind == kind)
@@ -226,9 +232,11 @@ def of_tiles(
     waits: Iterable[Wait],
     transfers: Iterable[Transfer],
     labels: Sequence[str] | None = None,
+    sent: Sequence[float] | None = None,
 ) -> Timeline:
     """The timeline of a run of these events. `heading`: title, unit and source. `times`: when each tile starts and
-    stops; NaN leaves a tile out. `labels`: labels of all tiles; by default the region that each tile writes."""
+    stops; NaN leaves a tile out. `labels`: labels of all tiles; by default the region that each tile writes. `sent`:
+    for each wait, when the tile that ended it notified; None if that is not known."""
     (start, stop), labels = times, _labels(events) if labels is None else labels
     drawn = np.flatnonzero(~np.isnan(start))
     place = {tile: number for number, tile in enumerate(drawn.tolist())}
@@ -238,10 +246,11 @@ def of_tiles(
         Span(rank, worker, roles[role], "tile", labels[tile], a, b)
         for rank, worker, role, tile, a, b in zip(*columns, start[drawn].tolist(), stop[drawn].tolist(), strict=True)
     ]
-    for k, a, b, cause in waits:
+    for number, (k, a, b, cause) in enumerate(waits):
         of = spans[place[int(events.tile_at[k])]]
         by = None if cause is None else place[cause]
-        spans.append(Span(of.rank, of.worker, of.role, "wait", events.region(k), a, b, by))
+        when = None if sent is None else sent[number]
+        spans.append(Span(of.rank, of.worker, of.role, "wait", events.region(k), a, b, by, when))
     agents = events.kernel_workers if events.program.on_engine else None
     return Timeline(*heading, tuple(spans), agents, tuple(transfers))
 

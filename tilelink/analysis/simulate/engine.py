@@ -24,8 +24,8 @@ from tilelink.errors import StuckError
 @dataclass(frozen=True, eq=False)
 class Run:
     """Times of a simulated run, in microseconds. Each tile: start, stop, and how long its transfers kept it beyond its
-    own work. Each wait that took any time: its step, begin and end, and the tile whose notification ended it. Each
-    transfer: start and stop."""
+    own work. Each wait that took any time: its step, begin and end, the tile whose notification ended it, and when that
+    tile notified. Each transfer: start and stop."""
 
     tile_start: np.ndarray
     tile_stop: np.ndarray
@@ -34,6 +34,7 @@ class Run:
     wait_start: np.ndarray
     wait_stop: np.ndarray
     wait_cause: np.ndarray
+    wait_sent: np.ndarray
     transfer_start: np.ndarray
     transfer_stop: np.ndarray
 
@@ -87,13 +88,14 @@ class _Engine:
         self.missing = np.bincount(steps.cell[steps.kind == NOTIFYING], minlength=steps.cells).tolist()
         self.seen = [0.0] * steps.cells
         self.giver = [-1] * steps.cells
+        self.told = [0.0] * steps.cells  # when the giver notified
         self.parked: dict[int, list[tuple[int, float]]] = defaultdict(list)
         self.heap: list[tuple[float, int]] = []
 
         tiles = len(steps.tile_event)
         self.start, self.stop = array("d", [-1.0]) * tiles, array("d", [0.0]) * tiles
         self.moving = array("d", [0.0]) * tiles
-        self.waits = array("d")  # step, begin, end and cause of each
+        self.waits = array("d")  # step, begin, end, cause of each, and when the cause notified
         self.began, self.ended = (array("d", [0.0]) * len(self.source) for _ in range(2))
 
     def go(self, starts: np.ndarray) -> None:
@@ -125,7 +127,7 @@ class _Engine:
                     self.parked[cell].append((worker, time))
                     return
                 if (until := self.seen[cell]) > time:
-                    self.waits.extend((step, time, until, self.giver[cell]))
+                    self.waits.extend((step, time, until, self.giver[cell], self.told[cell]))
                     time = until
                     self.waited[worker] = True
             else:
@@ -145,7 +147,7 @@ class _Engine:
             seen = time + machine.signal_us
         self.missing[cell] -= 1
         if seen > self.seen[cell]:
-            self.seen[cell], self.giver[cell] = seen, self.tile[step]
+            self.seen[cell], self.giver[cell], self.told[cell] = seen, self.tile[step], time
         if not self.missing[cell]:
             for other, since in self.parked.pop(cell, ()):
                 self.settle(other, since)
@@ -192,11 +194,11 @@ class _Engine:
         return done
 
     def result(self) -> Run:
-        waits = np.array(self.waits, float).reshape(-1, 4)
+        waits = np.array(self.waits, float).reshape(-1, 5)
         start = np.array(self.start)
         return Run(
             start, np.array(self.stop), np.array(self.moving), waits[:, 0].astype(np.int64), waits[:, 1], waits[:, 2],
-            waits[:, 3].astype(np.int64), np.array(self.began), np.array(self.ended),
+            waits[:, 3].astype(np.int64), waits[:, 4], np.array(self.began), np.array(self.ended),
         )  # fmt: skip
 
     def stuck(self) -> None:

@@ -190,7 +190,7 @@ class Prediction:
         moved = (steps.source, steps.target, steps.size, run.transfer_start, run.transfer_stop)
         transfers = (Transfer(*m) for m in zip(*(c.tolist() for c in moved), strict=True))
         times, ended = (run.tile_start, run.tile_stop), zip(*(c.tolist() for c in waits), strict=True)
-        return of_tiles(events, heading, times, ended, transfers)
+        return of_tiles(events, heading, times, ended, transfers, sent=run.wait_sent.tolist())
 
     def summary(self) -> dict[str, Any]:
         """The keys of `tilelink simulate`."""

@@ -1,0 +1,31 @@
+"""A ring that goes round inside one tile: each rank takes the maximum over the blocks of all ranks, through two
+buffers."""
+
+import triton.language as tl
+
+import tilelink as tk
+
+
+@tk.tile
+def turn(t, x, ring, out):
+    right = (tk.rank() + 1) % tk.world()
+    best = x[t].load()
+    tk.notify(ring[0, t].at(right).store(best))
+    for s in range(tk.world() - 1):
+        here = tk.wait(ring[s, t])
+        block = here.load()
+        best = tl.maximum(best, block)
+        if s + 1 < tk.world() - 1:
+            there = tk.claim(ring[s + 1, t].at(right))
+            tk.notify(there.store(block))
+        tk.release(here)
+    out[t].store(best)
+
+
+@tk.program
+def ring_maximum(x: tk.Local("T", "D"), out: tk.Local("T", "D")):
+    ring = tk.local(tk.ranks, "T", "D", buffers=2)
+    turn[tk.tiles(x)](x, ring, out)
+
+
+main = tk.Schedule(turn=tk.SMs(4, tile=(16, 32)))
