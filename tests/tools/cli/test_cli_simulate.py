@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.programs import ring_maximum
 from tilelink.analysis.machine import describe, machine, names
 from tilelink.analysis.simulate import FUSED
 from tilelink.runtime.measure import Measured, description
 from tilelink.tools.cli import main
+from tilelink.tools.cli.simulate import MOST_LINKS
 
 SIZES = "M=512,N=512,K=512"
 KEYS = {
@@ -51,6 +53,18 @@ def test_people_are_told_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     least, most = (float(us.replace(",", "")) for us in re.findall(r"([\d,.]+) us", first))
     assert most == pytest.approx(1.35 * least, abs=0.2) and "(+0% to +35%)" in first
     assert any(line.startswith("interval ") and line.endswith(f"{FUSED}  {FUSED.source}") for line in rest)
+
+
+def test_a_long_critical_path_is_printed_from_both_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = "simulate", f"{ring_maximum.__file__}:ring_maximum", "--world", "4", "--shape", "T=256,D=128"
+    assert main([*argv]) == 0
+    shown = capsys.readouterr().out.split("critical path\n")[1].splitlines()
+    code, answer = run(capsys, *argv)
+    path = answer["critical_path"]
+    assert code == 0 and len(path) > len(shown) == 2 * MOST_LINKS + 1
+    times = [float(line.split(" us")[0].replace(",", "")) for line in shown]
+    assert sum(times) == pytest.approx(answer["makespan_us"], abs=0.05 * len(shown))
+    assert f"{len(path) - 2 * MOST_LINKS} more, which --json and --trace show" in shown[MOST_LINKS]
 
 
 def test_products_are_left_out_where_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:

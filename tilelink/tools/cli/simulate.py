@@ -12,6 +12,7 @@ from typing import Any
 
 from tilelink.analysis.draw import About, write_page, write_perfetto
 from tilelink.analysis.machine import machine
+from tilelink.analysis.paths import Link
 from tilelink.analysis.simulate import FUSED, UNFUSED, Prediction
 from tilelink.analysis.simulate.prediction import rounded
 from tilelink.errors import TileLinkError
@@ -22,6 +23,8 @@ ENDINGS = (".json", ".html")
 Axis = tuple[str, tuple[str, ...]]
 Point = dict[str, str]
 FLAGS = ("machine", "world", "schedule")
+MOST_LINKS = 16
+"""Of a critical path, so many links at either end are printed."""
 TIMES = ("makespan_us", "bound_us", "unfused_us")
 
 
@@ -106,12 +109,18 @@ def _text(prediction: Prediction) -> str:
     lines += [f"{'interval':<16}{FUSED!s:>12}  {FUSED.source}", "", p.verdict, "", "idle, the mean over SMs"]
     lines += [f"  {cause:<38}{_us(time):>12}" for cause, time in p.idle_us.items()]
     lines += ["", "critical path"]
-    for link in p.critical_path:
-        named = {"signal": f"signal: {link.label}", "tiles": f"{link.role} x {link.tiles}, last {link.label}"}
-        what = named.get(link.kind, link.label)
-        who = p.steps.events.worker_name(link.worker)
-        lines.append(f"  {_us(link.duration):>12}  rank {link.rank} {who}: {what}")
-    return "\n".join(lines) + "\n"
+    path = [_of_path(p, link) for link in p.critical_path]
+    if (between := len(path) - 2 * MOST_LINKS) > 0:
+        left_out = sum(link.duration for link in p.critical_path[MOST_LINKS:-MOST_LINKS])
+        path[MOST_LINKS:-MOST_LINKS] = [f"  {_us(left_out):>12}  {between} more, which --json and --trace show"]
+    return "\n".join([*lines, *path]) + "\n"
+
+
+def _of_path(p: Prediction, link: Link) -> str:
+    """The line of a link of the critical path."""
+    named = {"signal": f"signal: {link.label}", "tiles": f"{link.role} x {link.tiles}, last {link.label}"}
+    who = p.steps.events.worker_name(link.worker)
+    return f"  {_us(link.duration):>12}  rank {link.rank} {who}: {named.get(link.kind, link.label)}"
 
 
 def _link(p: Prediction) -> tuple[str, str]:
