@@ -28,7 +28,7 @@ from tilelink.analysis.simulate.costs import (
     usable,
 )
 from tilelink.analysis.simulate.engine import Run, run
-from tilelink.analysis.simulate.steps import Steps, fold
+from tilelink.analysis.simulate.steps import WAITING, Steps, fold
 from tilelink.analysis.simulate.verdict import OTHER, verdict
 from tilelink.analysis.timeline import MICROSECONDS, PREDICTED, Timeline, Transfer, of_tiles
 from tilelink.analysis.unroll import unroll
@@ -71,9 +71,10 @@ class Prediction:
     """A simulated run. All times in microseconds, from the launch; predicted, never measured.
 
     `makespan_us`: until the last rank has left. `compute_us`: the tiles that multiply, alone, on the SMs that the run
-    has. `comm_us`: the transfers between ranks, alone. `bound_us`: no schedule on this machine is faster. `unfused_us`:
-    the multiplying tiles on all SMs, and before or after them a collective of the library; None if the program lacks
-    one of the two. `agents`: as `simulate` was given them.
+    has. `comm_us`: the tiles that move bytes between ranks, alone, by the same workers: their loads, stores and
+    notifications, as if nobody waited and products took no time. `bound_us`: no schedule on this machine is faster.
+    `unfused_us`: the multiplying tiles on all SMs, and before or after them a collective of the library; None if the
+    program lacks one of the two. `agents`: as `simulate` was given them.
     """
 
     machine: Machine
@@ -94,11 +95,12 @@ class Prediction:
 
     @cached_property
     def comm_us(self) -> float:
-        steps = self.steps.only(np.isin(np.arange(len(self.steps)), self.steps.transfer_step))
-        nothing = np.zeros(len(steps))
-        bare = replace(self.costs, alone=nothing, memory=nothing)  # as if nothing were waited for or computed
-        together = run(steps, bare, self.machine, np.zeros(steps.events.sizes.world))
-        return float(together.transfer_stop.max(initial=0.0))
+        moving = np.bincount(self.steps.tile[self.steps.transfer_step], minlength=len(self.steps.tile_event)) > 0
+        kept = moving[self.steps.tile] & (self.steps.kind != WAITING)
+        steps, made = self.steps.only(kept), self.costs
+        moves = ~self.steps.multiplies[steps.tile]  # tiles that multiply: as if products took no time
+        bare = replace(made, alone=made.alone[kept] * moves, refill=made.refill[kept], memory=made.memory[kept] * moves)
+        return run(steps, bare, self.machine, np.zeros(steps.events.sizes.world)).stop
 
     @cached_property
     def bound_us(self) -> float:
