@@ -29,3 +29,57 @@ def ring_maximum(x: tk.Local("T", "D"), out: tk.Local("T", "D")):
 
 
 main = tk.Schedule(turn=tk.SMs(4, tile=(16, 32)))
+
+
+# ---- the same with mistakes
+
+
+@tk.tile
+def turn_off_by_one(t, x, ring, out):
+    """Waits for the entry after the right one, so it never releases entry 0."""
+    right = (tk.rank() + 1) % tk.world()
+    best = x[t].load()
+    tk.notify(ring[0, t].at(right).store(best))
+    for s in range(tk.world() - 1):
+        here = tk.wait(ring[s + 1, t])
+        block = here.load()
+        best = tl.maximum(best, block)
+        if s + 1 < tk.world() - 1:
+            there = tk.claim(ring[s + 1, t].at(right))
+            tk.notify(there.store(block))
+        tk.release(here)
+    out[t].store(best)
+
+
+@tk.program
+def ring_off_by_one(x: tk.Local("T", "D"), out: tk.Local("T", "D")):
+    ring = tk.local(tk.ranks, "T", "D", buffers=2)
+    turn_off_by_one[tk.tiles(x)](x, ring, out)
+
+
+@tk.tile
+def turn_twice(t, x, ring, out):
+    """Releases an entry twice."""
+    right = (tk.rank() + 1) % tk.world()
+    best = x[t].load()
+    tk.notify(ring[0, t].at(right).store(best))
+    for s in range(tk.world() - 1):
+        here = tk.wait(ring[s, t])
+        block = here.load()
+        best = tl.maximum(best, block)
+        if s + 1 < tk.world() - 1:
+            there = tk.claim(ring[s + 1, t].at(right))
+            tk.notify(there.store(block))
+        tk.release(here)
+        tk.release(here)
+    out[t].store(best)
+
+
+@tk.program
+def ring_twice(x: tk.Local("T", "D"), out: tk.Local("T", "D")):
+    ring = tk.local(tk.ranks, "T", "D", buffers=2)
+    turn_twice[tk.tiles(x)](x, ring, out)
+
+
+mistaken = tk.Schedule(turn_off_by_one=tk.SMs(4, tile=(16, 32)))
+twice = tk.Schedule(turn_twice=tk.SMs(4, tile=(16, 32)))

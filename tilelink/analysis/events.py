@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from tilelink.errors import Site
-from tilelink.frontend.ir import TileProgram
+from tilelink.frontend.ir import Tensor, TileProgram
 from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.workload import Allotment, kernel_workers
 
@@ -145,8 +145,21 @@ class Events:
         return {(v >> 32, v & 0xFFFFFFFF): (a, b) for v, a, b in bounds}
 
     def region(self, k: int) -> str:
-        """The region of an event, as text."""
+        """The region of an event, or the release that it makes or waits for, as text."""
+        return f"release of {self.box(k)}" if self.releases(k) else self.box(k)
+
+    def releases(self, k: int) -> bool:
+        """Whether an event is a release of an entry, or waits for one as a claim does."""
+        return self.program.tensors[self.tensor[k]].kind == "token"
+
+    def touched(self, k: int) -> Tensor:
+        """The tensor of an event. Of a release it is the tensor whose entry is released."""
         tensor = self.program.tensors[self.tensor[k]]
+        return released(self.program, tensor.name) or tensor
+
+    def box(self, k: int) -> str:
+        """The region of an event as text, in the tensor that it touches."""
+        tensor = self.touched(k)
         spans = [f"{d}[{a}:{b}]" for d, a, b in zip(tensor.dims, self.lo[k], self.hi[k], strict=False)]
         if self.entry[k] >= 0:
             spans[0] = f"entry {self.entry[k]} in buffer {self.lo[k, 0]}"
@@ -159,6 +172,11 @@ class Events:
         match int(self.op[k]):
             case 0 | 1:
                 return f"{head} {self.region(k)} at rank {self.home[k]}, {int(self.amount[k])} bytes"
+            case 2 if self.releases(k):
+                return f"{head.removesuffix(OPS[NOTIFY])}{self.region(k)}, for rank {self.home[k]}, cell {self.cell[k]}"
+            case 3 if self.releases(k):
+                until = f"cell {self.cell[k]} until {self.expected[k]}"
+                return f"{head} for the {self.region(k)} at rank {self.home[k]}, {until}"
             case 2:
                 return f"{head} rank {self.home[k]} of {self.region(k)}, cell {self.cell[k]}"
             case 3:
@@ -168,3 +186,8 @@ class Events:
     def text(self) -> str:
         """All events, a line each."""
         return "".join(f"{self.describe(k)}\n" for k in range(len(self)))
+
+
+def released(program: TileProgram, token: str) -> Tensor | None:
+    """The tensor whose entries a token releases; None if this is the name of another tensor."""
+    return next((t for t in program.tensors if t.buffers and t.token.name == token), None)

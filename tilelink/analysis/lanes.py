@@ -21,11 +21,13 @@ from tilelink.frontend.workload import Allotment, Place
 
 @dataclass(frozen=True)
 class Refusal:
-    """Something that a tile must not do: the error for the first such tile, and what it is about."""
+    """Something that a tile must not do: the error for the first such tile, and what it is about. `claims`: it is a
+    claim, of an entry of a tensor with so many buffers; 0 for everything else."""
 
     error: TileLinkError
     tensor: str = ""
     region: str = ""
+    claims: int = 0
 
 
 @dataclass(frozen=True)
@@ -191,18 +193,19 @@ class Lanes:
 
     def refuse(
         self, kind: type[TileLinkError], view: ir.View, site: Site, lane: int, said: str, region: str,
-        lanes: np.ndarray | None, notifies: Sequence[tuple[Site, str]] = (),
+        lanes: np.ndarray | None, notifies: Sequence[tuple[Site, str]] = (), claims: int = 0,
     ) -> None:  # fmt: skip
         """Keeps the error of the first refused lane, and raises PassedOver for `lanes` (None: raises nothing).
-        `notifies`: the lines that may be the real mistake, each with what is wrong there, if that is known."""
+        `notifies`: the lines that may be the real mistake, each with what is wrong there, if that is known. `claims`:
+        see `Refusal`."""
         names = [n for n, _ in self.role.walk.coordinates if n != TILE.name and not n.endswith(".tile")]
         at = ", ".join(f"{shown(n)} {self.values[n][lane]}" for n in [RANK.name, *names])
         error = kind(f"{view}: {said} (tile {self.values[NUMBER.name][lane]} of {self.role.name}: {at})", site)
         for other, wrong in notifies:
-            notified = f"{view.tensor} is notified"
+            notified = f"{view.tensor} is {'released' if claims else 'notified'}"
             error = kind(f"{error.message}; {other} {wrong}", site) if wrong else error.because_of(notified, other)
         error.tile = self.role.name, int(self.values[NUMBER.name][lane]), int(self.values[RANK.name][lane])
-        self.run.refused.setdefault((kind, site.file, site.line), Refusal(error, view.tensor, region))
+        self.run.refused.setdefault((kind, site.file, site.line), Refusal(error, view.tensor, region, claims))
         if lanes is not None:
             raise PassedOver(lanes)
 

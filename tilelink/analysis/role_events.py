@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelink.analysis.events import DOT, NOTIFY, READ, WAIT, WRITE, Events
+from tilelink.analysis.events import DOT, NOTIFY, READ, WAIT, WRITE, Events, released
 from tilelink.analysis.lanes import Lanes, PassedOver, Unrolling, outside_of
 from tilelink.errors import GuardError, HomeError, ScheduleError, Site, WaitWithoutNotifyError
 from tilelink.frontend import ir
@@ -236,15 +236,36 @@ class RoleEvents(Lanes):
                 at = self.values[RANK.name], np.where(there, cell, 0)
                 lost = there & (expected[at] == 0) & filled[at]
                 if (lane := self.first(lost)) is not None:
-                    region = self.region(view, lo, hi, lane)
-                    others = list(_notifies(view.tensor, self.program))
-                    said = (
-                        f"no tile of the run notifies {region} (cell {cell[lane]} on rank {at[0][lane]}), so the wait "
-                        "passes at once, and what is read was not written"
-                    )
-                    self.refuse(WaitWithoutNotifyError, view, s.site, lane, said, region, lost, others)
+                    which = f"cell {cell[lane]} on rank {at[0][lane]}"
+                    self.refuse_lost(view, (lo, hi), s.site, lane, lost, which)
                 emit = partial(self.emit, WAIT, s.site, tensor=view.tensor, home=home, lo=lo, hi=hi)
                 self.where(there, partial(emit, cell=cell, expected=expected[at]))
+
+    def refuse_lost(
+        self, view: ir.View, box: tuple[np.ndarray, np.ndarray], site: Site, lane: int, lost: np.ndarray, which: str
+    ) -> None:
+        """Refuses a wait for what no tile notifies, or a claim of an entry whose buffer no tile releases."""
+        notifies, (lo, hi) = list(_notifies(view.tensor, self.program)), box
+        claimed = released(self.program, view.tensor)
+        if claimed is None:
+            region = self.region(view, lo, hi, lane)
+            said = (
+                f"no tile of the run notifies {region} ({which}), so the wait passes at once, and what is read was not "
+                "written"
+            )
+            self.refuse(WaitWithoutNotifyError, view, site, lane, said, region, lost, notifies)
+            return
+        assert claimed.buffers is not None
+        entry, *rest = view.index
+        assert isinstance(entry, Expr)
+        view = replace(view, tensor=claimed.name, index=(entry + claimed.buffers, *rest))
+        before, later = self.region(view, lo, hi, lane), claimed.buffers * (np.arange(self.dims) == 0)
+        said = (
+            f"the claim waits for the release of {before}, which had the same buffer before ({which}), and no tile of "
+            "the run releases it, so the claim passes at once, and the entry may be overwritten while it is read"
+        )
+        region = self.region(view, lo + later, hi + later, lane)
+        self.refuse(WaitWithoutNotifyError, view, site, lane, said, region, lost, notifies, claimed.buffers)
 
     def notify(self, view: ir.View, site: Site, late: bool) -> None:
         lo, hi = self.box(view, site)
@@ -311,7 +332,7 @@ def _notifies(tensor: str, program: ir.TileProgram) -> Iterator[tuple[Site, str]
     for role in program.roles:
         for s in ir.every(ir.Notify, role.body):
             homes = [v.home for v in s.views if v.tensor == tensor]
-            axis = _unnamed_axis(role) if RANK in homes else None
+            axis = _unnamed_axis(role) if RANK in homes and released(program, tensor) is None else None
             wrong = (
                 f"notifies {tensor} in the memory of the executing rank only: its tiles have a rank axis {axis} that "
                 f"no view names; write {tensor}[...].at(t.{axis})"

@@ -72,6 +72,7 @@ def unrolled(
     away = {r.tensor for r in run.refused.values() if isinstance(r.error, RankError)}
     lost = [k for k, r in run.refused.items() if r.tensor in away and isinstance(r.error, WaitWithoutNotifyError)]
     refused = [r for k, r in run.refused.items() if k not in lost]  # notified on ranks outside the world
+    refused.sort(key=lambda r: r.claims)  # the last ones: who waits for the wrong entry releases another one, too
     if not refused:
         wrong = miscounted(events, counts, {role.name for role in wanted}) if ranks is None else None
         if wrong is not None:

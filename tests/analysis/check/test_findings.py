@@ -25,6 +25,7 @@ from tests.programs.ring_attention import (
     stale_entry,
     waits_for_whole_entries,
 )
+from tests.programs.ring_maximum import ring_off_by_one, ring_twice
 from tilelink.analysis.check import Report, check_events
 from tilelink.analysis.check.findings import Finding
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE
@@ -380,6 +381,39 @@ def test_an_entry_whose_place_another_has_taken(program: Program, role: str) -> 
         "read entry 0 of ring before entry 2 may take its place: tk.release(...) it after the last read, in "
         "every tile that reads it, or give ring more buffers"
     )
+
+
+def test_a_claim_that_nobody_releases_comes_behind_its_cause() -> None:
+    """In the user's words, claim and release. The wait for the wrong entry is the cause, and is named first."""
+    report = ring_off_by_one.check("mistaken", world=4, T=32, D=32)
+    wait, claim = report.findings
+    assert [f.kind for f in (wait, claim)] == ["lost signal"] * 2 and [f.tensor for f in (wait, claim)] == ["ring"] * 2
+    assert lines(wait) == [line(ring_off_by_one, "turn_off_by_one", "tk.wait")]
+    assert wait.remedy.endswith("or wait for one that is notified")
+    assert lines(claim) == [line(ring_off_by_one, "turn_off_by_one", "tk.claim")]
+    assert claim.what.startswith("ring[s + 1, T[T_lo:+16], D[D_lo:+32]].at((rank + 1) % world): the claim waits for ")
+    assert "the release of ring[ranks[0:1], T[0:16], D[0:32]], which had the same buffer before" in claim.what
+    released = line(ring_off_by_one, "turn_off_by_one", "tk.release")
+    assert f"ring is released: tests/programs/ring_maximum.py:{released}" in claim.what
+    assert claim.regions == ("ring[ranks[2:3], T[0:16], D[0:32]]",)
+    assert claim.remedy == (
+        "a claim of entry e of ring waits for the release of entry e - 2: let every tile that waits for an entry "
+        "release it, tk.release(...) of what tk.wait(ring[...]) returned, after its last read"
+    )
+    assert ".free" not in str(report) and "notif" not in str(claim)
+
+
+def test_an_entry_is_released_once() -> None:
+    report = ring_twice.check("twice", world=4, T=32, D=32)
+    (found,) = report.findings
+    first = line(ring_twice, "turn_twice", "tk.release")
+    assert (found.kind, found.tensor, lines(found)) == ("notified twice", "ring", [first, first + 1])
+    assert found.what == (
+        "a tile releases ring[ranks[0:1], T[0:16], D[0:32]] more than once in a run: a claim needs all of these, so "
+        "only the last has an effect"
+    )
+    assert "turn_twice tile 0: release of ring[ranks[0:1], T[0:16], D[0:32]], for rank 3" in found.chain[0]
+    assert found.remedy == "release an entry once, after the last read of it" and ".free" not in str(report)
 
 
 def test_an_entry_that_is_not_there_yet() -> None:

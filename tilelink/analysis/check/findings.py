@@ -13,9 +13,18 @@ from tilelink.errors import Site, UnsafeProgramError
 
 SHOWN = 10
 """The most findings of a kind in a report. Each stands for all findings of its two source lines."""
-TELL_ALL = "notify, on every path, the stores to the region that is waited for"
+TELL_ALL = "notify, on every path, the stores to the region that is waited for, or wait for one that is notified"
+TELL_ONCE = "notify a region once, after the last store to it"
 COUNT_ALIKE = "let only ranks decide whether and how often a tile notifies, so that notifications can be counted"
 """Remedies for findings in the tile program and in its events."""
+
+
+def release_all(tensor: str, buffers: int) -> str:
+    """The remedy for a claim whose entry nobody releases."""
+    return (
+        f"a claim of entry e of {tensor} waits for the release of entry e - {buffers}: let every tile that waits for "
+        f"an entry release it, tk.release(...) of what tk.wait({tensor}[...]) returned, after its last read"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +106,7 @@ def finding(events: Events, kind: str, about: Sequence[int], what: str, chain: I
     return Finding(
         kind=kind,
         what=what,
-        tensor=events.program.tensors[events.tensor[about[0]]].name,
+        tensor=events.touched(about[0]).name,
         tiles=tuple(tile_of(events, k) for k in about),
         ranks=tuple(int(events.rank[k]) for k in about),
         regions=tuple(region_of(events, k) for k in about),

@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from tilelink import errors
-from tilelink.analysis.check.findings import COUNT_ALIKE, TELL_ALL, Finding, finding, line_of, region_of, step, tile_of
+from tilelink.analysis.check.findings import (
+    COUNT_ALIKE,
+    TELL_ALL,
+    Finding,
+    finding,
+    line_of,
+    region_of,
+    release_all,
+    step,
+    tile_of,
+)
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
 from tilelink.analysis.lanes import Refusal
 
@@ -37,6 +47,8 @@ def refusals(events: Events, refused: list[Refusal]) -> list[Finding]:
 def _refusal(refused: Refusal) -> Finding:
     error = refused.error
     kind, remedy = KINDS[type(error)]
+    if refused.claims:
+        remedy = release_all(refused.tensor, refused.claims)
     role, number, rank = error.tile or ("", 0, 0)
     return Finding(
         kind=kind,

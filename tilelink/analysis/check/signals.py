@@ -8,7 +8,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tilelink.analysis.check.findings import COUNT_ALIKE, SHOWN, TELL_ALL, Finding, finding, firsts, line_of, step
+from tilelink.analysis.check.findings import (
+    COUNT_ALIKE,
+    SHOWN,
+    TELL_ALL,
+    TELL_ONCE,
+    Finding,
+    finding,
+    firsts,
+    line_of,
+    release_all,
+    step,
+)
 from tilelink.analysis.check.synchronisation import Execution, Synchronisation
 from tilelink.analysis.counting import filled
 from tilelink.analysis.events import NOTIFY, Events
@@ -57,11 +68,13 @@ def repeated(events: Events) -> Iterator[Finding]:
     one, other = told[order[again]], told[order[again + 1]]
     for j in firsts(events.site[one], events.site[other])[:SHOWN]:
         both = [int(one[j]), int(other[j])]
+        release = events.releases(both[0])
+        does, waits = ("releases", "claim") if release else ("notifies", "wait")
         what = (
-            f"a tile notifies {events.region(both[0])} more than once in a run: a wait needs all of these, so only the "
+            f"a tile {does} {events.box(both[0])} more than once in a run: a {waits} needs all of these, so only the "
             "last has an effect"
         )
-        remedy = "notify a region once, after the last store to it"
+        remedy = "release an entry once, after the last read of it" if release else TELL_ONCE
         yield finding(events, "notified twice", both, what, (step(events, k) for k in both), remedy)
 
 
@@ -151,7 +164,9 @@ def _lost(sync: Synchronisation, wait: int) -> Finding:
         f"a wait never ends: it expects {events.expected[at]} notifications of cell {events.cell[at]} on rank "
         f"{events.rank[at]}, and the run makes {sync.given[sync.signal[wait]]}"
     )
-    return finding(events, "lost signal", [at], what, [step(events, at)], TELL_ALL)
+    tensor = events.touched(at)
+    remedy = release_all(tensor.name, tensor.buffers or 0) if events.releases(at) else TELL_ALL
+    return finding(events, "lost signal", [at], what, [step(events, at)], remedy)
 
 
 def _deadlock(sync: Synchronisation, execution: Execution, cycle: list[Hop]) -> Finding:
