@@ -284,7 +284,13 @@ def test_read_before_the_write() -> None:
 def test_part_of_an_output() -> None:
     found = find(unsafe.part_of_the_output, tk.Schedule(gather=HOME, use_own=TWO), "unwritten output")
     assert found.ranks == (0,) and found.regions == ("out[M[20:40], K[0:32]] at rank 0",)
-    assert lines(found) == [line(unsafe.part_of_the_output, "use_own", "out[t].store")]
+    store = line(unsafe.part_of_the_output, "use_own", "out[t].store")
+    assert lines(found) == [store]
+    assert found.remedy == (
+        f"store out on every path of use_own (line {store} is under an if), and launch use_own over tk.tiles(out)"
+    )
+    found = find(unsafe.own_rows_only, tk.Schedule(copy_own=TWO), "unwritten output")
+    assert found.remedy == "launch copy_own over tk.tiles(out), and let each tile store all of out[t]"
 
 
 def test_an_output_that_no_tile_stores() -> None:

@@ -117,7 +117,7 @@ def test_what_nobody_wrote_shows_in_the_results() -> None:
     found = explore(subject, [0, 3]).findings
     assert {f.kind for f in found} == {"unwritten output"}
     assert any("out[t].store(tk.wait(full[t]).load())" in line for line in found[0].lines)
-    assert found[0].remedy.startswith("launch the role that stores out over tk.tiles(out)")
+    assert found[0].remedy.startswith("store out on every path of use_own (line ")
 
 
 def test_unknown_policies_are_refused() -> None:

@@ -112,7 +112,7 @@ def test_lists_and_optional_tensors(make: Any) -> None:
 def test_outputs_that_nobody_writes_or_two_tiles_do() -> None:
     schedule = tk.Schedule(gather=moved, use_own=moved)
     (found,) = explore(Oracle.of(part_of_the_output, schedule, world=2, M=32, K=16), range(2)).findings
-    assert found.kind == "unwritten output" and found.remedy.startswith("launch the role that stores out")
+    assert found.kind == "unwritten output" and found.remedy.startswith("store out on every path of use_own (line ")
     schedule = tk.Schedule(gather=moved, take=moved, use_again=moved)
     subject = Oracle.of(output_written_twice, schedule, world=2, M=32, K=16)
     explored = explore(subject, range(4))

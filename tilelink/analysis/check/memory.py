@@ -11,7 +11,7 @@ from tilelink.analysis.check.cells import Cells, Pairs, conflicts, written_tenso
 from tilelink.analysis.check.findings import SHOWN, Finding, finding, firsts, last_wait_before, line_of, step, tile_of
 from tilelink.analysis.check.synchronisation import Before, Synchronisation
 from tilelink.analysis.events import NOTIFY, WRITE, Events
-from tilelink.frontend.ir import TileProgram, Write, walk
+from tilelink.frontend.ir import If, Place, Role, TileProgram, Write, places, walk
 
 
 def wrong_accesses(
@@ -237,15 +237,32 @@ def missing(cells: Cells) -> Iterator[Finding]:
     if not len(never):
         return
     more = f", and {len(never) - 1} more such pieces of {cells.box(never)} are missing" if len(never) > 1 else ""
-    stores = [s for role in events.program.roles for s in walk(role.body) if isinstance(s, Write)]
-    lines = dict.fromkeys(s.site.quoted for s in stores if s.target.tensor == tensor.name)
+    stores = [
+        (role, place)
+        for role in events.program.roles
+        for place in places(role.body)
+        if isinstance(place.statement, Write) and place.statement.target.tensor == tensor.name
+    ]
     yield Finding(
         kind="unwritten output",
         tensor=tensor.name,
         what=f"no tile writes {cells.box(never[:1])}{more}",
         ranks=(cells.home,),
         regions=(cells.box(never),),
-        lines=tuple(lines),
-        remedy=f"launch the role that stores {tensor.name} over tk.tiles({tensor.name}), on every path of its body",
+        lines=tuple(dict.fromkeys(place.statement.site.quoted for _, place in stores)),
+        remedy=_whole_output(tensor.name, stores),
         site=events.program.site,
+    )
+
+
+def _whole_output(tensor: str, stores: list[tuple[Role, Place]]) -> str:
+    """The remedy for an output with parts that nobody writes. `stores`: who stores it, and where."""
+    roles = " and ".join(dict.fromkeys(role.launched for role, _ in stores)) or "a role"
+    under = {place.statement.site.line for _, place in stores if any(isinstance(s, If) for s, _ in place.outer)}
+    if not under:
+        return f"launch {roles} over tk.tiles({tensor}), and let each tile store all of {tensor}[t]"
+    numbers = " and ".join(map(str, sorted(under)))
+    which = f"line {numbers} is" if len(under) == 1 else f"lines {numbers} are"
+    return (
+        f"store {tensor} on every path of {roles} ({which} under an if), and launch {roles} over tk.tiles({tensor})"
     )
