@@ -242,7 +242,8 @@ class Program:
         """The tile program at sizes as in `at_sizes` and `Sizes.of`, without optional tensors that have no entry in
         `dtypes`, and whose integers are not among the sizes. A Schedule object is used unchanged; a schedule given by
         name (or by default) is fitted to the sizes and the `target`, as in `fit`. With nodes of `per_node` ranks, fewer
-        than the world, it is the program for a network. Raises the errors of the frontend."""
+        than the world, it is the program for a network. Without `dtypes`, tensors that declare no dtype are float32: a
+        dtype that tile functions mistake for float32 is then not found. Raises the errors of the frontend."""
         variant, flat = at_sizes(self, sizes)
         absent = frozenset(variant.absent(dtypes) - flat.keys())
         if not isinstance(schedule, Schedule):
@@ -286,7 +287,9 @@ class Program:
     ) -> Report:
         """A report that says whether a run is safe. `sms`: SMs of a device (default 132); `reserve`: how many of these
         other kernels keep. `slot_bytes`: bytes of a slot on the heap (default: as many as needed). `per_node`: ranks of
-        a node. `budget`: events (default 10,000,000). See `bound_at` and `tilelink.analysis.check.check`. Raises
+        a node. `budget`: events (default 10,000,000). `dtypes`: of the tensors of your calls, by parameter, or one for
+        all that declare none; the default is float32, where `tilelink check` takes bfloat16. See `bound_at` and
+        `tilelink.analysis.check.check`. Raises DtypeError for dtypes that the tile functions do not take, and
         FarAccessError for what no network between nodes does."""
         from tilelink.analysis.check import BUDGET, DEFAULT_SMS, check
         from tilelink.backend.facts import Facts

@@ -29,7 +29,7 @@ from tests.programs.ring_maximum import ring_off_by_one, ring_twice
 from tilelink.analysis.check import Report, check_events
 from tilelink.analysis.check.findings import Finding
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE
-from tilelink.errors import ArgumentError, BudgetError, RankError, UnguardedReadError
+from tilelink.errors import ArgumentError, BudgetError, DtypeError, RankError, UnguardedReadError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.programs.program import Program
@@ -477,6 +477,15 @@ def test_what_the_structure_does_not_show() -> None:
     report = gathered_attention.check(schedule, world=3, S=[20, 0, 33], D=16)
     assert (report.verdict, report.proof, report.findings) == ("safe", "unrolled", ())
     assert "depends on a condition" in report.because
+
+
+def test_a_verdict_is_for_the_dtypes_that_are_given() -> None:
+    """In Python these are float32 by default, on the command line bfloat16: docs/check.md."""
+    schedule = tk.Schedule(gather_kv=tk.SMs(2, tile=(16,), at="home"), attend=tk.SMs(tile=(16, 16, 16)))
+    sizes: dict[str, Any] = {"world": 3, "S": [20, 0, 33], "D": 16}
+    assert gathered_attention.check(schedule, **sizes).verdict == "safe"
+    with pytest.raises(DtypeError, match="left is float32, right bfloat16"):
+        gathered_attention.check(schedule, dtypes="bfloat16", **sizes)
 
 
 @pytest.mark.parametrize("name", ["push", "pull"])
