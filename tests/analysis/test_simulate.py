@@ -391,6 +391,17 @@ def test_bulk_copies_need_a_machine_that_has_an_engine_for_them() -> None:
         assert (times["tma"] == times["load-store"]) == alike and times["tma"] <= times["load-store"]
 
 
+def test_progress_is_told() -> None:
+    told: list[str] = []
+    p = ring_maximum.simulate(machine="h800", world=4, T=64, D=64, tell=told.append)
+    assert told[0].startswith("unrolling turn, line ") and told[-1].startswith("simulating, 0 of ")
+    assert any(what.startswith("checking, accesses to ring") for what in told)
+    count = len(told)
+    assert p.comm_us and p.verdict
+    assert any(what.startswith("transfers alone: simulating") for what in told[count:])
+    assert any(what.startswith("with 8 workers for turn: simulating") for what in told[count:])
+
+
 def test_growth_is_no_worse_than_linear() -> None:
     """Events in all grow with M; nothing is done for pairs of them."""
     steps = [

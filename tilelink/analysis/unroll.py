@@ -37,11 +37,13 @@ def unroll(
     summarise: bool = True,
     roles: Collection[Role] | None = None,
     ranks: Sequence[int] | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Events:
     """The events of a run. `summarise`: loops without synchronisation become one event. `roles`, `ranks`: only these
-    are unrolled (None: all). Raises ViewError, GuardError, RankError, HomeError, WaitWithoutNotifyError or
-    SignalCountError, with the values, if a tile would do what it must not; ScheduleError if a copy engine would."""
-    events, refused = unrolled(program, sizes, sms=sms, summarise=summarise, roles=roles, ranks=ranks)
+    are unrolled (None: all). `tell` is called now and then with the progress. Raises ViewError, GuardError, RankError,
+    HomeError, WaitWithoutNotifyError or SignalCountError, with the values, if a tile would do what it must not;
+    ScheduleError if a copy engine would."""
+    events, refused = unrolled(program, sizes, sms=sms, summarise=summarise, roles=roles, ranks=ranks, tell=tell)
     if refused:
         raise refused[0].error
     return events

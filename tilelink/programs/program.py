@@ -314,17 +314,19 @@ class Program:
         dtypes: Any = "bfloat16",
         agents: Mapping[str, str] | None = None,
         reserved: int = 0,
+        tell: Callable[[str], None] = lambda _: None,
         **sizes: Any,
     ) -> Prediction:
         """The predicted times of a run on a machine, given by name or description; see `bound_at` and
-        `tilelink.analysis.simulate.simulate`. `reserved`: SMs that the lane leaves to other kernels."""
+        `tilelink.analysis.simulate.simulate`. `reserved`: SMs that the lane leaves to other kernels.
+        `tell` is called now and then with the progress."""
         from tilelink.analysis.machine import machine as described
         from tilelink.analysis.simulate import simulate
 
         found = described(machine) if isinstance(machine, str) else machine
         nodes = found.nodes_of(world)
         bound, exact = self.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=nodes)
-        return simulate(bound, exact, found.leaving(reserved) if reserved else found, agents)
+        return simulate(bound, exact, found.leaving(reserved) if reserved else found, agents, tell)
 
     @public
     def show(self, stage: str = "program", schedule: Schedule | str | None = None, **options: Any) -> str:

@@ -15,7 +15,7 @@ from tests.programs import ring_maximum
 from tilelink.analysis.machine import describe, machine, names
 from tilelink.analysis.simulate import FUSED
 from tilelink.runtime.measure import Measured, description
-from tilelink.tools.cli import main
+from tilelink.tools.cli import command, main
 from tilelink.tools.cli.simulate import MOST_LINKS
 
 SIZES = "M=512,N=512,K=512"
@@ -65,6 +65,15 @@ def test_a_long_critical_path_is_printed_from_both_ends(capsys: pytest.CaptureFi
     times = [float(line.split(" us")[0].replace(",", "")) for line in shown]
     assert sum(times) == pytest.approx(answer["makespan_us"], abs=0.05 * len(shown))
     assert f"{len(path) - 2 * MOST_LINKS} more, which --json and --trace show" in shown[MOST_LINKS]
+
+
+def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of runs that take longer than some seconds; here every line is due."""
+    monkeypatch.setattr(command, "EVERY", 0.0)
+    assert main(["simulate", "all_gather_matmul", "--shape", SIZES, "--world", "4", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["status"] == "ok"
+    assert re.search(r"^\d+ s: unrolling gather, line \d+$", err, re.M) and "s: simulating, 0 of " in err
 
 
 def test_products_are_left_out_where_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
@@ -44,10 +45,20 @@ class Run:
         return float(max(self.tile_stop.max(initial=0.0), self.transfer_stop.max(initial=0.0)))
 
 
-def run(steps: Steps, costs: Costs, machine: Machine, starts: np.ndarray) -> Run:
+Tell = Callable[[str], None]
+"""Is called now and then with what a simulation is doing."""
+TOLD = 1 << 16
+"""Pieces of work between two calls of `Tell`."""
+
+
+def silent(_: str) -> None:
+    """Tells nobody."""
+
+
+def run(steps: Steps, costs: Costs, machine: Machine, starts: np.ndarray, tell: Tell = silent) -> Run:
     """Runs all workers; the workers of rank r start at starts[r]. Raises StuckError if no worker can go on."""
     engine = _Engine(steps, costs, machine)
-    engine.go(starts)
+    engine.go(starts, tell)
     return engine.result()
 
 
@@ -98,10 +109,14 @@ class _Engine:
         self.waits = array("d")  # step, begin, end, cause of each, and when the cause notified
         self.began, self.ended = (array("d", [0.0]) * len(self.source) for _ in range(2))
 
-    def go(self, starts: np.ndarray) -> None:
+    def go(self, starts: np.ndarray, tell: Tell) -> None:
+        pieces, done = self.kind.count(WORK), 0
         for worker, rank in enumerate(self.rank):
             self.settle(worker, float(starts[rank]))
         while self.heap:
+            if not done % TOLD:
+                tell(f"simulating, {done:,} of {pieces:,} pieces of work")
+            done += 1
             time, worker = heappop(self.heap)
             step = self.next[worker]
             self.next[worker] = step + 1

@@ -27,7 +27,7 @@ from tilelink.analysis.simulate.costs import (
     most_moved,
     usable,
 )
-from tilelink.analysis.simulate.engine import Run, run
+from tilelink.analysis.simulate.engine import Run, Tell, run, silent
 from tilelink.analysis.simulate.steps import WAITING, Steps, fold
 from tilelink.analysis.simulate.verdict import OTHER, verdict
 from tilelink.analysis.timeline import MICROSECONDS, PREDICTED, Timeline, Transfer, of_tiles
@@ -74,7 +74,7 @@ class Prediction:
     has. `comm_us`: the tiles that move bytes between ranks, alone, by the same workers: their loads, stores and
     notifications, as if nobody waited and products took no time. `bound_us`: no schedule on this machine is faster.
     `unfused_us`: the multiplying tiles on all SMs, and before or after them a collective of the library; None if the
-    program lacks one of the two. `agents`: as `simulate` was given them.
+    program lacks one of the two. `agents`, `tell`: as `simulate` was given them.
     """
 
     machine: Machine
@@ -83,6 +83,7 @@ class Prediction:
     run: Run
     makespan_us: float
     costs: Costs
+    tell: Tell = silent
 
     @property
     def efficiency(self) -> float:
@@ -100,7 +101,8 @@ class Prediction:
         steps, made = self.steps.only(kept), self.costs
         moves = ~self.steps.multiplies[steps.tile]  # tiles that multiply: as if products took no time
         bare = replace(made, alone=made.alone[kept] * moves, refill=made.refill[kept], memory=made.memory[kept] * moves)
-        return run(steps, bare, self.machine, np.zeros(steps.events.sizes.world)).stop
+        starts = np.zeros(steps.events.sizes.world)
+        return run(steps, bare, self.machine, starts, lambda what: self.tell(f"transfers alone: {what}")).stop
 
     @cached_property
     def bound_us(self) -> float:
@@ -175,8 +177,12 @@ class Prediction:
             else r
             for r in events.program.roles
         )
-        steps = steps_of(replace(events.program, roles=changed), events.sizes, self.machine, self.agents)
-        return predict(steps, self.machine, self.agents)
+
+        def tell(what: str) -> None:
+            self.tell(f"with {count} workers for {role}: {what}")
+
+        steps = steps_of(replace(events.program, roles=changed), events.sizes, self.machine, self.agents, tell)
+        return predict(steps, self.machine, self.agents, tell)
 
     @cached_property
     def verdict(self) -> str:
@@ -187,6 +193,7 @@ class Prediction:
     def timeline(self) -> Timeline:
         """The tiles, waits and transfers of every worker, with their predicted times."""
         events, steps, run = self.steps.events, self.steps, self.run
+        self.tell(f"the timeline, {len(steps.tile_event):,} tiles")
         heading = f"{events.title} · {self.machine.title}", MICROSECONDS, PREDICTED
         waits = (steps.event[run.wait_step], run.wait_start, run.wait_stop, run.wait_cause)
         moved = (steps.source, steps.target, steps.size, run.transfer_start, run.transfer_stop)
@@ -224,18 +231,25 @@ def rounded(value: Any) -> Any:
 
 
 def simulate(
-    program: TileProgram, sizes: Sizes, machine: Machine, agents: Mapping[str, str] | None = None
+    program: TileProgram,
+    sizes: Sizes,
+    machine: Machine,
+    agents: Mapping[str, str] | None = None,
+    tell: Tell = silent,
 ) -> Prediction:
     """Predicts a run of the program. `agents`: agents that replace the one of a role's resource, by role, such as
-    {"gather": "copy_engine"}, to ask "what if". Raises MachineError, MachineMemoryError, what unrolling raises, and
-    UnsafeProgramError if the check finds the program unsafe: its time can't be predicted."""
+    {"gather": "copy_engine"}, to ask "what if". `tell` is called now and then with the progress. Raises MachineError,
+    MachineMemoryError, what unrolling raises, and UnsafeProgramError if the check finds the program unsafe: its time
+    can't be predicted."""
     agents = dict(agents or {})
-    steps = steps_of(program, sizes, machine, agents)
-    check_events(steps.events).raise_if_unsafe()
-    return predict(steps, machine, agents)
+    steps = steps_of(program, sizes, machine, agents, tell)
+    check_events(steps.events, tell=lambda what: tell(f"checking, {what}")).raise_if_unsafe()
+    return predict(steps, machine, agents, tell)
 
 
-def steps_of(program: TileProgram, sizes: Sizes, machine: Machine, agents: Mapping[str, str]) -> Steps:
+def steps_of(
+    program: TileProgram, sizes: Sizes, machine: Machine, agents: Mapping[str, str], tell: Tell = silent
+) -> Steps:
     """The steps of a run with the SMs and the L2 cache of a machine, if it fits into its memory; see `simulate`."""
     for role in agents:
         if all(r.name != role for r in program.roles):
@@ -248,10 +262,12 @@ def steps_of(program: TileProgram, sizes: Sizes, machine: Machine, agents: Mappi
     _check_memory(program, sizes, machine)
     off = [r.resource for r in program.roles if not machine.agent(agent_of(r, program, sizes, machine, agents)).on_sm]
     engines = sum(r.count or 0 for r in off)  # moved off the SMs by a question "what if"
-    return fold(unroll(program, sizes, sms=machine.free_sms + engines), machine.l2)
+    events = unroll(program, sizes, sms=machine.free_sms + engines, tell=tell)
+    tell(f"folding {len(events):,} events")
+    return fold(events, machine.l2)
 
 
-def predict(steps: Steps, machine: Machine, agents: Mapping[str, str]) -> Prediction:
+def predict(steps: Steps, machine: Machine, agents: Mapping[str, str], tell: Tell = silent) -> Prediction:
     """Predicts the run of these steps."""
     events = steps.events
     made = costs(steps, machine, agents)
@@ -259,8 +275,8 @@ def predict(steps: Steps, machine: Machine, agents: Mapping[str, str]) -> Predic
     late = np.arange(events.sizes.world) / max(1, events.sizes.world - 1) * machine.skew_us
     if steps.talks:  # all ranks see the last one enter before they start, and leave in the end
         late = np.maximum(late, late.max() + word)
-    whole = run(steps, made, machine, machine.launch_us + _published(events, machine) + late)
-    return Prediction(machine, agents, steps, whole, whole.stop + word, made)
+    whole = run(steps, made, machine, machine.launch_us + _published(events, machine) + late, tell)
+    return Prediction(machine, agents, steps, whole, whole.stop + word, made, tell)
 
 
 def _published(events: Events, machine: Machine) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
@@ -14,9 +15,10 @@ from tilelink.analysis.draw import About, write_page, write_perfetto
 from tilelink.analysis.machine import machine
 from tilelink.analysis.paths import Link
 from tilelink.analysis.simulate import FUSED, UNFUSED, Prediction
+from tilelink.analysis.simulate.engine import Tell, silent
 from tilelink.analysis.simulate.prediction import rounded
 from tilelink.errors import TileLinkError
-from tilelink.tools.cli.command import Answer, Command, Flag, UsageError, columns, on_all_cores
+from tilelink.tools.cli.command import Answer, Command, Flag, UsageError, columns, now_and_then, on_all_cores
 from tilelink.tools.cli.program import Question, machine_flag, program_flags, read_shape
 
 ENDINGS = (".json", ".html")
@@ -40,7 +42,8 @@ def run(args: argparse.Namespace) -> Answer:
     rows = _swept(args) if args.sweep else []
     if rows:
         args = _at(args, rows[0]["point"])
-    asked, prediction = predict(args)
+    began = time.monotonic()
+    asked, prediction = predict(args, now_and_then(lambda what: f"{time.monotonic() - began:.0f} s: {what}"))
     text, keys = _text(prediction), {"machine": args.machine, **asked.keys, **prediction.summary()}
     if args.trace is not None:
         write_timeline(prediction, args.trace, asked.keys["schedule"], args.until)
@@ -51,11 +54,11 @@ def run(args: argparse.Namespace) -> Answer:
     return Answer(keys, text, asked.line({"machine": args.machine}))
 
 
-def predict(args: argparse.Namespace) -> tuple[Question, Prediction]:
-    """The question of a command line, and its prediction."""
+def predict(args: argparse.Namespace, tell: Tell = silent) -> tuple[Question, Prediction]:
+    """The question of a command line, and its prediction. `tell`: see `tilelink.analysis.simulate.simulate`."""
     found, asked = machine(args.machine), Question.of(args)
     agents = dict(_agent(item) for item in args.agents.split(",")) if args.agents else {}
-    options = {"machine": found, "agents": agents, "reserved": args.reserved, **asked.options}
+    options = {"machine": found, "agents": agents, "reserved": args.reserved, "tell": tell, **asked.options}
     return asked, asked.program.simulate(asked.schedule, **options)
 
 
