@@ -98,7 +98,9 @@ def test_people_are_told_what_a_table_leaves_out(
     """Whatever is predicted: the second time it is another layer."""
     few = ["plan", str(config), "--machine", "h800", "--tp", "2", "--tokens", "1"]
     _, out, _ = run.text(*few)
-    assert "\nfused forms have all 132 SMs; the lane of a group with NCCL leaves 24: --reserved 24\n" in out
+    nccl = "in a process group with NCCL they leave 24 to it, as --reserved 24 predicts"
+    assert f"\nfused forms have all 132 SMs; {nccl}\n" in out
+    assert "\nA fused form is chosen if unfused us is at least 1.15 times the shorter of its two times." in out
     assert "Plans that wait in pieces are not tried: ask for them by name." in out
     assert "\nNo published row has fewer than 512 tokens: below that, nothing supports the intervals.\n" in out
     monkeypatch.setattr(plan, "choose", lambda *_, **__: choose(REDUCE, **ONE))

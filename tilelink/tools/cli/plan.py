@@ -177,13 +177,13 @@ def _text(machine: Machine, model: Model, tp: int, ep: int | None, rows: list[Ro
     if machine.reserved:
         said += [f"fused forms leave {machine.reserved} of {machine.sms} SMs to others; forms of experts leave none"]
     else:
-        whose = f"the lane of a group with NCCL leaves {NCCL_SMS}: --reserved {NCCL_SMS}"
-        said += [f"fused forms have all {machine.sms} SMs; {whose}"]
+        nccl = f"in a process group with NCCL they leave {NCCL_SMS} to it, as --reserved {NCCL_SMS} predicts"
+        said += [f"fused forms have all {machine.sms} SMs; {nccl}"]
     said += [f"fused times are off by {FUSED} ({FUSED.source}), unfused ones by {UNFUSED}", ""]
     said += [*map(str.rstrip, columns(HEADS, lines, WORDS)), ""]
     said += [
-        f"A fused form is chosen where unfused takes {1 + MARGIN:.2f} times as long as the low end of its interval, or",
-        "longer; the two intervals may overlap. Plans that wait in pieces are not tried: ask for them by name.",
+        f"A fused form is chosen if unfused us is at least {1 + MARGIN:.2f} times the shorter of its two times. It may",
+        "still be slower than unfused. Plans that wait in pieces are not tried: ask for them by name.",
     ]
     if any(row["tokens"] < JUDGED for row in rows):
         said += [f"No published row has fewer than {JUDGED} tokens: below that, nothing supports the intervals."]
@@ -240,8 +240,8 @@ COMMAND = Command(
             f"power law with exponent {EXPONENT} (default: %(default)s)",
         ),
         Flag(
-            "--reserved", type=int, default=0, metavar="N", help="SMs that fused forms leave to others: a lane leaves "
-            "24 where NCCL is the group's backend (default: %(default)s)",
+            "--reserved", type=int, default=0, metavar="N", help="SMs that fused forms leave to others: kernels "
+            "leave 24 to NCCL if it is the backend of their process group (default: %(default)s)",
         ),
         Flag(
             "--tokens", type=_tokens, default=_tokens(TOKENS), metavar="N,...", help="tokens of all ranks in one pass "

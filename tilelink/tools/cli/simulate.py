@@ -241,8 +241,8 @@ COMMAND = Command(
             "two pages have one scale (default: the end of the run)",
         ),
         Flag(
-            "--reserved", type=int, default=0, metavar="N", help="SMs that the kernel leaves to others: a lane leaves "
-            "24 where NCCL is the group's backend (default: %(default)s)",
+            "--reserved", type=int, default=0, metavar="N", help="SMs that the kernel leaves to others: it leaves 24 "
+            "to NCCL if that is the backend of its process group (default: %(default)s)",
         ),
         Flag(
             "--agents", metavar="ROLE=AGENT,...",
