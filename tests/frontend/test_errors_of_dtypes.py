@@ -36,6 +36,48 @@ DTYPES = [
         "a is a block of float16: in a loop or a branch it can't become one of float32; convert it, .to(",
     ),
     tile(
+        "variable of a loop that Triton widens",
+        DtypeError,
+        "a = tl.zeros((16, 16), tl.bfloat16)\nfor k in tk.steps(x.K):\n    a = tl.maximum(a, a)  # <-",
+        "a is a block of bfloat16: in a loop or a branch it can't become one of float32; convert it, .to(",
+    ),
+    tile(
+        "variable of a branch that Triton widens",
+        DtypeError,
+        "a = tl.zeros((16, 16), tl.float16)\nif tk.rank() > 0:\n    a = tl.max(a, 1)[:, None] + a  # <-",
+        "a is a block of float16: in a loop or a branch it can't become one of float32",
+    ),
+    tile(
+        "number that widens",
+        DtypeError,
+        "a = tl.zeros((16, 16), tl.float16)\nfor n in range(3):\n    a = tl.maximum(a, 0.0)  # <-",
+        "a is a block of float16: in a loop or a branch it can't become one of float32",
+    ),
+    tile(
+        "exponential of bfloat16",
+        DtypeError,
+        "a = tl.exp(tl.zeros((16, 16), tl.bfloat16))  # <-",
+        "tl.exp takes float32 or float64, and here a block of bfloat16: convert it, .to(tl.float32)",
+    ),
+    tile(
+        "method of bfloat16",
+        DtypeError,
+        "a = tl.zeros((16, 16), tl.bfloat16).sigmoid()  # <-",
+        "tl.sigmoid takes float32 or float64, and here a block of bfloat16",
+    ),
+    tile(
+        "whole division of fractions",
+        DtypeError,
+        "a = tl.zeros((16, 16), tl.float32) // 2  # <-",
+        "this is for blocks of integers; of fractions, write tl.floor(a / b)",
+    ),
+    tile(
+        "bits of fractions",
+        DtypeError,
+        "a = tl.zeros((16, 16), tl.float32) & 1  # <-",
+        "this is for blocks of integers; of fractions, write .to(tl.int32) first",
+    ),
+    tile(
         "dot of int64",
         DtypeError,
         "a = tl.zeros((16, 16), tl.int64)\nb = tl.dot(a, a)  # <-",

@@ -249,6 +249,26 @@ DIMENSIONS = [
         "a = tl.sum(tl.zeros((16,), tl.float32), 1)  # <-",
         "there is no axis 1 of (16,); an integer as an index drops one",
     ),
+    tile(
+        "numbers that are no power of two",
+        TileSizeError,
+        "a = tl.arange(0, 48)  # <-",
+        "tl.arange(0, 48) is a block of 48: a block has a power of two along each dimension; take 64 for 48, and leave "
+        "out the rest with tl.where",
+    ),
+    tile(
+        "block of no power of two",
+        TileSizeError,
+        "a = tl.zeros((16, 24), tl.float32)  # <-",
+        "is a block of 16 x 24",
+        "take 32 for 24",
+    ),
+    tile(
+        "numbers without an element",
+        TileSizeError,
+        "a = tl.arange(4, 4)  # <-",
+        "tl.arange(4, 4) has no element: its end is above its start",
+    ),
     schedule(
         "cells of too few sizes",
         DimensionError,

@@ -285,6 +285,31 @@ STATEMENTS = [
     tile(
         "index into a block", NotUnderstoodError, "a = inbox[0, t].load()[0]  # <-", "indices of a block are : and None"
     ),
+    tile(
+        "argument that Triton does not know",
+        NotUnderstoodError,
+        "a = tl.sum(inbox[0, t].load(), axs=1)  # <-",
+        "tl.sum takes input, axis (may be left out), keep_dims (may be left out), dtype (may be left out): got an",
+        "'axs'; did you mean axis?",
+    ),
+    tile(
+        "argument that Triton needs",
+        NotUnderstoodError,
+        "a = tl.maximum(inbox[0, t].load())  # <-",
+        "tl.maximum takes x, y, propagate_nan (may be left out): missing a required argument: 'y'",
+    ),
+    tile(
+        "argument that a method does not know",
+        NotUnderstoodError,
+        "a = inbox[0, t].load().exp(2)  # <-",
+        "inbox[0, t].load().exp takes no arguments: too many positional arguments",
+    ),
+    tile(
+        "numbers up to what differs",
+        NotUnderstoodError,
+        "a = tl.arange(0, tk.rank())  # <-",
+        "rank is no constant; tl.arange takes two constants: write tl.arange(0, len(t.rows)), and add what differs",
+    ),
     tile("dot of one block", NotUnderstoodError, "a = tl.dot(inbox[0, t].load(), 1)  # <-", "takes two blocks"),
     tile(
         "condition as a block",
@@ -313,7 +338,14 @@ FUNCTIONS = [
         NotUnderstoodError,
         TWO + alone(f"{BLOCK}\nout[t].store(two(a))  # <-"),
         ("two(a, b) does not take this: missing a required argument: 'b'",),
-    )
+    ),
+    Case(
+        "function with a block of another name",
+        NotUnderstoodError,
+        "\n\n@triton.jit\ndef two(first, second=1):\n    return first + second\n"
+        + alone(f"{BLOCK}\nout[t].store(two(a, secnd=2))  # <-"),
+        ("two(first, second) does not take this: got an unexpected keyword argument 'secnd'; did you mean second?",),
+    ),
 ]
 
 PROGRAMS = [

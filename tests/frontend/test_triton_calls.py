@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 
 import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 from tests.frontend.wrong import alone, changed, load
 from tilelink.frontend.elaboration.statements import Elaborator
-from tilelink.frontend.values import Block
+from tilelink.frontend.values import TRITON_DTYPES, Block, is_floating
 
 USER = """
 @triton.jit
@@ -38,10 +44,14 @@ def role"""
         ("a + c", (16, 32), "float32"),
         ("a > 0", (16, 32), "bool"),
         ("-a", (16, 32), "float16"),
-        ("tl.exp(a)", (16, 32), "float16"),
-        ("tl.math.exp(a)", (16, 32), "float16"),
+        ("tl.exp(c)", (16, 32), "float32"),
+        ("tl.math.exp(c)", (16, 32), "float32"),
+        ("c.exp()", (16, 32), "float32"),
         ("tl.maximum(a, b[None, :])", (16, 32), "float16"),
         ("tl.where(a > 0, a, 0.0)", (16, 32), "float16"),
+        ("a * tk.rank()", (16, 32), "float16"),
+        ("a.to(tl.bfloat16) * tk.rank()", (16, 32), None),  # float32, unless the rank is a constant of the kernel
+        ("tl.maximum(a, tk.rank())", (16, 32), "float16"),
         ("tl.trans(a)", (32, 16), "float16"),
         ("a.T", (32, 16), "float16"),
         ("a.to(tl.float32)", (16, 32), "float32"),
@@ -51,9 +61,11 @@ def role"""
         ("tl.sum(a)", (), "float16"),
         ("tl.sum(a, 1)", (16,), "float16"),
         ("tl.sum(a, axis=0)", (32,), "float16"),
-        ("tl.max(a, 1, keep_dims=True)", (16, 1), "float16"),
+        ("tl.max(a, 1, keep_dims=True)", (16, 1), "float32"),
+        ("a.max(-1)", (16,), "float32"),
+        ("tl.max(a, 1, True)", None, None),  # with indices: two blocks
         ("a.sum(1, True)", (16, 1), "float16"),
-        ("tl.argmax(a, 1)", None, None),
+        ("tl.argmax(a, 1)", (16,), "int32"),
         ("tl.dot(a, tl.trans(a))", (16, 16), "float32"),
         ("tl.dot(input=a, other=tl.trans(a))", (16, 16), "float32"),
         ("tl.dot(a, tl.trans(a), tl.zeros((16, 16), tl.float16))", (16, 16), "float16"),
@@ -74,7 +86,13 @@ a, b = tl.zeros((16, 32), tl.float16), tl.zeros((32,), tl.float16)
 c, n = tl.zeros((16, 32), tl.float32), tl.zeros((16, 32), tl.int8)
 made = {expression}
 """
-    module = load(tmp_path, changed(alone(body), {"\n@tk.tile\ndef role": USER}))
+    made = inferred(tmp_path, body)["made"]
+    assert (made.shape, made.dtype) == (shape, dtype)
+
+
+def inferred(folder: Path, body: str) -> dict[str, Block]:
+    """What the elaborator knows of the variables of a tile function with this body."""
+    module = load(folder, changed(alone(body), {"\n@tk.tile\ndef role": USER}))
     seen: dict[str, Block] = {}
     bind = Elaborator.bind
 
@@ -85,4 +103,53 @@ made = {expression}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Elaborator, "bind", remember)
         module.program.bind(module.schedule)
-    assert (seen["made"].shape, seen["made"].dtype) == (shape, dtype)
+    return seen
+
+
+DTYPES = {d: f"tl.{TRITON_DTYPES[d]}" for d in TRITON_DTYPES}
+ALL = ["-a", "a > 0", "tl.where(a > 0, a, 1)", "tl.maximum(a, a)", "tl.max(a, 1)", "tl.min(a)", "tl.zeros_like(a)",
+       "tl.max(a, 1, keep_dims=True)", "a.T", "tl.sum(a, 0)", "a + 1", "a - 1.5", "1.0 - a", "a * True", "a / 2",
+       "a / 0.5", "tl.maximum(a, 0)", "tl.minimum(1.0, a)", "tl.where(a > 0, a, 1.5)", "tl.argmin(a, 1)"]  # fmt: skip
+FLOATING = ["tl.abs(a)", "tl.clamp(a, 0.0, 1.0)", "tl.cumsum(a, 0)", "tl.cumprod(a, 1)", "tl.softmax(a)", "a % 2",
+            "tl.fdiv(a, a)", "tl.fma(a, a, a)", "tl.fma(a, 2.0, a)", "tl.sum(a, 1, dtype=tl.float32)"]  # fmt: skip
+WHOLE = ["a // 2", "a % 2", "a & 1", "a | a", "~a", "tl.cumsum(a, 1)", "tl.xor_sum(a, 1)"]
+TWO = ["a + b", "a * b", "a / b", "tl.maximum(a, b)", "tl.where(a > b, a, b)", "tl.add(a, b)", "tl.minimum(b, a)"]
+NOT_COMPILED = {"bool": ("-a", "a / 2", "a // 2", "a % 2")}
+"""What Triton refuses by the dtype of the block."""
+FEW = ("float32", "float16", "bfloat16", "int8", "int32", "bool")
+
+
+def rows() -> Iterator[tuple[str, str]]:
+    """Expressions, each with its operands."""
+    for d in ("float64", *FEW, "int16", "int64", "uint8"):
+        a = f"tl.zeros((16, 32), {DTYPES[d]})"
+        for e in ALL + (FLOATING if is_floating(d) else WHOLE):
+            if e not in NOT_COMPILED.get(d, ()):
+                yield e, f"a = {a}"
+        if d in ("float32", "float64"):
+            yield from ((f"tl.{f}(a)", f"a = {a}") for f in ("exp", "log2", "sqrt", "rsqrt", "erf", "floor", "sigmoid"))
+    for d, other in combinations(FEW, 2):
+        for e in TWO if other != "bool" or is_floating(d) else [e for e in TWO if "/" not in e]:
+            yield e, f"a, b = tl.zeros((16, 32), {DTYPES[d]}), tl.zeros((16, 32), {DTYPES[other]})"
+
+
+def test_triton_agrees(tmp_path: Path) -> None:
+    """Triton compiles an assertion of the shape and dtype of each."""
+    written = dict.fromkeys(rows())
+    lines = [f"{operands}\n{name} = {e}" for k, (e, operands) in enumerate(written) for name in (f"made{k}",)]
+    lines = [re.sub(r"\b([ab])\b(?!\()", rf"\g<1>{k}", line) for k, line in enumerate(lines)]
+    found = inferred(tmp_path, "\n".join(lines))
+    asserted = []
+    for k, (e, _) in enumerate(written):
+        made = found[f"made{k}"]
+        unsigned = made.dtype is None and e.startswith(("tl.sum", "tl.cumsum"))  # uint32, which is none of our dtypes
+        assert made.dtype is not None or unsigned, (e, lines[k])
+        dtype = "tl.uint32" if made.dtype is None else DTYPES[made.dtype]
+        asserted.append(f"{lines[k]}\ntl.static_assert(made{k}.dtype == {dtype}, {lines[k]!r})")
+        if made.shape:
+            asserted.append(f"tl.static_assert(made{k}.shape == {made.shape}, {lines[k]!r})")
+    text = "\n    ".join("\n".join(asserted).splitlines())
+    module = load(tmp_path, f"\n\n@triton.jit\ndef kernel():\n    {text}\n", "kernel")
+    triton.compile(ASTSource(module.kernel, {}), target=GPUTarget("cuda", 90, 32))
+
+

@@ -6,10 +6,12 @@ Integers are sympy expressions, views are `ir.View`.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
+import sympy
 import triton.language as tl
 
 from tilelink.errors import listed
@@ -33,14 +35,26 @@ ITEM_SIZE = {
 TRITON_DTYPES = {n: n for n in ITEM_SIZE} | {
     "bool": "int1", "float8_e4m3fn": "float8e4nv", "float8_e5m2": "float8e5",
 }  # fmt: skip
-_WIDTH = ["bool", "int8", "uint8", "int16", "int32", "int64", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16",
-          "float32", "float64"]  # fmt: skip
-_REDUCTIONS = ("sum", "max", "min", "xor_sum", "reduce_or")
+_INTEGERS = {"bool": (1, False), "int8": (8, True), "uint8": (8, False), "int16": (16, True), "int32": (32, True),
+             "int64": (64, True)}  # fmt: skip
+"""The bits of dtypes of integers, and whether they have a sign."""
+_REDUCTIONS = ("sum", "max", "min", "argmax", "argmin", "xor_sum", "reduce_or")
 _ELEMENTWISE = frozenset([
     "abs", "ceil", "cos", "div_rn", "erf", "exp", "exp2", "fdiv", "floor", "fma", "log", "log2", "rsqrt", "sin", "sqrt",
     "sqrt_rn", "umulhi", "sigmoid", "softmax", "where", "maximum", "minimum", "clamp", "zeros_like", "add", "sub",
     "mul", "cumsum", "cumprod", "flip", "multiple_of", "max_contiguous", "max_constancy",
 ])  # fmt: skip
+_FLOATS = ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+_TAKEN: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("exp", "exp2", "log", "log2", "cos", "sin", "sqrt", "rsqrt", "erf", "floor", "ceil", "sigmoid"),
+                    ("float32", "float64")),
+    **dict.fromkeys(("sqrt_rn", "div_rn"), ("float32",)),
+    **dict.fromkeys(("softmax", "fdiv"), _FLOATS),
+    "umulhi": ("int32", "int64"),
+    **dict.fromkeys(("xor_sum", "reduce_or"), tuple(_INTEGERS)),
+}  # fmt: skip
+"""The dtypes of blocks that functions of Triton take, for functions that do not take all."""
+_NO_CODE = ast.Constant(0)
 Shape = tuple[int, ...] | None
 
 
@@ -58,13 +72,56 @@ def is_floating(dtype: str) -> bool:
     return "float" in dtype
 
 
-def promote(a: str | None, b: str | None) -> str | None:
-    """The dtype of an elementwise operation."""
-    if a is None or b is None or a == b:
-        return a or b
-    if {a, b} == {"float16", "bfloat16"}:
-        return "float32"
-    return max(a, b, key=_WIDTH.index)
+def promote(a: str, b: str, divides: bool = False) -> str | None:
+    """The dtype of an operation on two blocks, by Triton's rules; None if it has none. `divides`: for `/` and `%`."""
+    both = {a, b}
+    for wide in ("float64", "float32"):
+        if wide in both:
+            return wide
+    if "float16" in both:
+        return "float32" if divides else "float16"
+    if "bfloat16" in both:
+        return "bfloat16" if both == {"bfloat16"} and not divides else "float32"
+    if any(map(is_floating, both)):
+        return a if a == b else "float16" if all(map(is_floating, both)) else None
+    (a_bits, a_signed), (b_bits, b_signed) = _INTEGERS[a], _INTEGERS[b]
+    if a_bits == b_bits and a_signed != b_signed:
+        return b if a_signed else a
+    return a if a_bits > b_bits else b
+
+
+def dtype_of_two(a: Any, b: Any, divides: bool = False, tensors: bool = False) -> str | None:
+    """The dtype of an operation on two values of a tile function, None if unknown. `divides`: for `/` and `%`.
+    `tensors`: for functions that make numbers tensors first; elsewhere a number takes the dtype of the block beside it,
+    unless the number has fractions and the block has none."""
+    one, other = _operand(a), _operand(b)
+    if not tensors and _is_number(a) != _is_number(b):
+        number, block = (one, other) if _is_number(a) else (other, one)
+        if block is not None and number is not None and _kind(number) <= _kind(block):
+            return promote(block, block, divides)
+    if one is not None and other is not None:
+        return promote(one, other, divides)
+    unknown, known = (a, other) if one is None else (b, one)
+    if isinstance(unknown, Expr) and known in ("float64", "float32", "float16"):
+        return promote(known, "int32", divides)
+    return None
+
+
+def _operand(value: Any) -> str | None:
+    """The dtype of an operand as a tensor. The integers of a kernel have 32 or 64 bits, which is not known here."""
+    if isinstance(value, Block):
+        return value.dtype
+    if isinstance(value, Static) and isinstance(value.value, bool | float):
+        return "bool" if isinstance(value.value, bool) else "float32"
+    return "int32" if isinstance(value, sympy.Integer) and -(2**31) <= value < 2**31 else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, sympy.Integer) or (isinstance(value, Static) and isinstance(value.value, bool | float))
+
+
+def _kind(dtype: str) -> int:
+    return 2 if is_floating(dtype) else 1 if dtype != "bool" else 0
 
 
 def broadcast(a: Shape, b: Shape) -> Shape:
@@ -119,46 +176,97 @@ class Part:
         return f"tk.part({to_text(self.rank)})"
 
 
-def result_of(
-    name: str, owner: Block | None, arguments: list[Any], keywords: dict[str, Any]
-) -> tuple[Shape, str | None]:
-    """The shape and dtype of a call, None where unknown. `owner`: the block whose method is called. `name`: the
-    function of Triton, or "" for a function of the user. Raises ValueError for shapes that do not fit."""
-    values = ([owner] if owner is not None else []) + arguments
-    blocks = [v for v in (*values, *keywords.values()) if isinstance(v, Block)]
-    dtype: str | None = None
-    for b in blocks:
-        dtype = promote(dtype, b.dtype)
-    given = next((d for v in (*arguments, *keywords.values()) if (d := _dtype(v))), None)
-    first = blocks[0].shape if blocks else None
+def not_taken(name: str, given: Mapping[str, Any]) -> str | None:
+    """Why a function of Triton does not take the dtype of a block; None if it takes all. `given`: as in `result_of`."""
+    taken = _TAKEN.get(name, ())
+    dtype = next((v.dtype for v in given.values() if isinstance(v, Block) and v.dtype not in (None, *taken)), None)
+    if dtype is None or not taken:
+        return None
+    few = ", ".join(taken) if len(taken) > 2 else " or ".join(taken)
+    return f"tl.{name} takes {few}, and here a block of {dtype}: convert it, .to(tl.{taken[0]})"
+
+
+def result_of(name: str, given: Mapping[str, Any]) -> tuple[Shape, str | None]:
+    """The shape and dtype of a call of a function of Triton, None where unknown. `given`: its arguments by the names of
+    its parameters, in their order; of a block's method, the block is first. Raises ValueError for shapes that do not
+    fit."""
+    first = next(iter(given.values()), None)
+    block = first if isinstance(first, Block) else Block(_NO_CODE, ())
     match name:
         case _ if name in _ELEMENTWISE:
             shape: Shape = ()
-            for b in blocks:
-                shape = broadcast(shape, b.shape)
-            return shape, dtype
+            for b in given.values():
+                shape = broadcast(shape, b.shape if isinstance(b, Block) else ())
+            return shape, _elementwise(name, given)
         case "zeros" | "full":
-            return _sizes(arguments[0] if arguments else keywords.get("shape")), given
+            return _sizes(given.get("shape")), _dtype(given.get("dtype"))
         case "arange":
-            bounds = [int(a) for a in arguments if isinstance(a, Expr) and a.is_Integer]
+            bounds = [int(v) for v in given.values() if isinstance(v, sympy.Integer)]
             return ((bounds[1] - bounds[0],) if len(bounds) == 2 else None), "int32"
         case "to" | "cast":
-            return (first if blocks else ()), given
-        case "trans" if len(values) == 1:
-            return (first[::-1] if first else None), dtype
+            return block.shape, _dtype(given.get("dtype"))
+        case "trans" if len(given) == 1:
+            return (block.shape[::-1] if block.shape else None), block.dtype
         case "dot":
-            exact = "int32" if blocks and blocks[0].dtype == "int8" else "float32"
-            return None, blocks[2].dtype if len(blocks) > 2 else exact if exact == "int32" else given or exact
-        case _ if name in _REDUCTIONS:
-            return _reduced(first, dict(zip(("axis", "keep_dims"), values[1:], strict=False)) | keywords), dtype
+            acc, said = given.get("acc"), _dtype(given.get("out_dtype"))
+            exact = "int32" if block.dtype == "int8" else said or "float32"
+            return None, acc.dtype if isinstance(acc, Block) else exact
+        case _ if name in _REDUCTIONS and given.get("return_indices", Static(False)) == Static(False):
+            return _reduced(block.shape, given), _reduced_dtype(name, block.dtype, given)
     return None, None
 
 
-def _reduced(shape: Shape, options: dict[str, Any]) -> Shape:
+def _elementwise(name: str, given: Mapping[str, Any]) -> str | None:
+    """The dtype of the result of an elementwise function. Triton has no maximum of bfloat16, among others: it converts
+    to float32 and leaves the result there."""
+    values = [v for v in given.values() if isinstance(v, Block | Expr) or _is_number(v)]
+    match name:
+        case "maximum" | "minimum" | "clamp":
+            return _together(replace(v, dtype=_widened(v.dtype)) if isinstance(v, Block) else v for v in values)
+        case "fma" | "div_rn" | "umulhi":
+            return _together(values)
+        case "where":
+            return dtype_of_two(given.get("x"), given.get("y"))
+        case "add" | "sub" | "mul":
+            return dtype_of_two(*values[:2])
+    dtype = _operand(values[0]) if values else None
+    match name:
+        case "softmax":
+            return _reduced_dtype("max", dtype, {})
+        case "cumsum":
+            return _reduced_dtype("sum", _widened(dtype), given)
+        case "cumprod":
+            return _widened(dtype)
+    return dtype
+
+
+def _together(values: Iterable[Any]) -> str | None:
+    """The dtype of an operation on tensors, which takes two after the other."""
+    return _operand(reduce(lambda a, b: Block(_NO_CODE, (), dtype_of_two(a, b, tensors=True)), values))
+
+
+def _widened(dtype: str | None) -> str | None:
+    return "float32" if dtype == "bfloat16" else dtype
+
+
+def _reduced_dtype(name: str, dtype: str | None, options: Mapping[str, Any]) -> str | None:
+    """The dtype after a reduction of a block with this dtype."""
+    if name in ("argmax", "argmin"):
+        return "int32"
+    if (said := _dtype(options.get("dtype"))) is not None:
+        return said
+    if dtype is None or name in ("xor_sum", "reduce_or") or ITEM_SIZE[dtype] >= 4:
+        return dtype
+    if name == "sum":
+        return dtype if is_floating(dtype) else "int32" if _INTEGERS[dtype][1] else None
+    return "float32" if is_floating(dtype) else "int32"
+
+
+def _reduced(shape: Shape, options: Mapping[str, Any]) -> Shape:
     """The shape after a reduction."""
     axis, kept = options.get("axis"), options.get("keep_dims")
     if shape is None or not isinstance(axis, Expr):
-        return () if axis is None and kept is None else None
+        return () if axis in (None, Static(None)) and kept is None else None
     if not -len(shape) <= axis < len(shape):
         raise ValueError(f"there is no axis {axis} of {shape}; an integer as an index drops one")
     k = int(axis) % len(shape)

@@ -4,6 +4,6 @@ Tile functions are read only here. Unrolling and lowering both start from the re
 Expressions known before the run (tiles, views, ranges, integers, ranks) become values of `values.py` and sympy.
 Expressions that Triton computes stay source text, with holes for loads and integers.
 
-The reader is one class in layers, a file each, because it is recursive: `source`, `views`, `reading`, `calls`,
-`statements`.
+The reader is one class in layers, a file each, because it is recursive: `source`, `views`, `reading`, `triton_calls`,
+`calls`, `statements`.
 """

@@ -1,16 +1,14 @@
-"""Calls in tile functions: wait, notify, copy, load, store; and Triton's functions, with the shapes of results."""
+"""Calls in tile functions: wait, notify, copy, load, store; and which functions may be called."""
 
 from __future__ import annotations
 
 import ast
 from abc import abstractmethod
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import sympy
 import triton
-import triton.language as tl
 
 from tilelink import language
 from tilelink.errors import (
@@ -19,36 +17,23 @@ from tilelink.errors import (
     HomeError,
     NotifyWithoutStoreError,
     NotUnderstoodError,
-    TileSizeError,
     ViewError,
+    similar,
 )
 from tilelink.frontend import ir
 from tilelink.frontend.arithmetic import to_text
-from tilelink.frontend.elaboration.reading import Expressions
 from tilelink.frontend.elaboration.source import parsed
+from tilelink.frontend.elaboration.triton_calls import TritonCalls
 from tilelink.frontend.expressions import RANK, WORLD, Expr, larger, node_of, place_of, rank_at, smaller
-from tilelink.frontend.values import (
-    DOT_DTYPES,
-    SUM_DTYPES,
-    TRITON_DTYPES,
-    Block,
-    Part,
-    Shape,
-    Static,
-    broadcast,
-    result_of,
-)
+from tilelink.frontend.values import TRITON_DTYPES, Block, Part, Static, broadcast
 from tilelink.language import AxisWord, RanksWord, TensorWord, TileFunction
 
-MOST_ELEMENTS = 1 << 20
-"""The most elements of a block: Triton compiles no larger one."""
 _TOUCHING = ("load", "store", "make_block_ptr", "advance", "make_tensor_descriptor", "load_tensor_descriptor",
              "store_tensor_descriptor", "gather", "inline_asm_elementwise")  # fmt: skip
-_DOT = ("input", "other", "acc", "input_precision", "allow_tf32", "max_num_imprecise_acc", "out_dtype")
 
 
-class Calls(Expressions):
-    """Reads calls: of our words, of methods of views, and of Triton's functions."""
+class Calls(TritonCalls):
+    """Reads calls: of our words, of methods of views, and of functions."""
 
     def call(self, node: ast.Call, label: str) -> Any:
         function = self.value(node.func)
@@ -126,20 +111,6 @@ class Calls(Expressions):
         if node.keywords:
             self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: only functions of Triton take keywords")
         return self.python(node, called, *values)
-
-    def triton_name(self, node: ast.Call, called: Any) -> ast.expr:
-        """A function of Triton by its name in a kernel, whatever the tile function's file calls it."""
-        name = called.__name__
-        for module, path in ((tl, "tl"), (triton.language.math, "tl.math")):
-            if getattr(module, name, None) is called:
-                return parsed(f"{path}.{name}")
-        self.fail(NotUnderstoodError, node, f"{ast.unparse(node.func)} is neither in tl nor in tl.math: call it in a "
-                  "function of your own with @triton.jit")
-
-    def check_elements(self, node: ast.Call, shape: Shape) -> None:
-        if shape is not None and prod(shape) > MOST_ELEMENTS:
-            self.fail(TileSizeError, node, f"{ast.unparse(node)} is a block of {' x '.join(map(str, shape))}, "
-                      f"{prod(shape):,} elements; Triton has {MOST_ELEMENTS:,} at most: take a smaller tile")
 
     def method(self, node: ast.Call, view: ir.View, name: str) -> Any:
         if name == "at":
@@ -289,63 +260,6 @@ class Calls(Expressions):
             return sympy.Integer(len(v))
         self.fail(NotUnderstoodError, node, f"len() is for ranges; {self.text(v)} is none")
 
-    def triton_call(self, node: ast.Call, name: str, function: ast.expr, owner: Block | None) -> Block:
-        if any(k.arg is None for k in node.keywords):
-            self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: ** is not understood in a tile function")
-        values = [self.value(a) for a in node.args]
-        keywords = {k.arg: self.value(k.value) for k in node.keywords if k.arg}
-        try:
-            shape, dtype = result_of(name, owner, values, keywords)
-        except ValueError as e:
-            self.fail(DimensionError, node, f"{ast.unparse(node)}: {e}")
-        arguments = [self.node(n, v) for n, v in zip(node.args, values, strict=True)]
-        keys = [ast.keyword(k.arg, self.node(k.value, keywords[k.arg])) for k in node.keywords if k.arg]
-        if name == "dot":
-            given = dict(zip(_DOT, values, strict=False)) | keywords
-            shape = self.dot(node, given)
-            keys += self.dot_dtype(node, given)
-        self.check_elements(node, shape)
-        return Block(ast.Call(function, arguments, keys), shape, dtype)
-
-    def dot(self, node: ast.Call, given: dict[str, Any]) -> tuple[int, int] | None:
-        """The shape of a dot, or None if unknown. Raises DtypeError, DimensionError or TileSizeError for a misfit."""
-        a, b, acc = (v if isinstance(v := given.get(n), Block) else None for n in ("input", "other", "acc"))
-        if a is None or b is None:
-            self.fail(NotUnderstoodError, node, "tl.dot takes two blocks")
-        for side, operand in (("left", a), ("right", b)):
-            if operand.dtype is not None and operand.dtype not in DOT_DTYPES:
-                self.fail(DtypeError, node, f"tl.dot does not take {operand.dtype} ({side} operand); it takes "
-                          f"{', '.join(DOT_DTYPES)}")
-        if a.dtype and b.dtype and a.dtype != b.dtype:
-            self.fail(DtypeError, node, f"tl.dot takes operands of one dtype; left is {a.dtype}, right {b.dtype}")
-        if not a.shape or not b.shape:
-            return None
-        if min(len(a.shape), len(b.shape)) < 2:
-            self.fail(DimensionError, node, f"tl.dot of {a.shape} and {b.shape}: it takes blocks of two dimensions; an "
-                      "integer as an index drops one")
-        if a.shape[-1] != b.shape[-2]:
-            self.fail(DimensionError, node, f"tl.dot of {a.shape} and {b.shape}: {a.shape[-1]} is not {b.shape[-2]}")
-        if min(a.shape[-2], a.shape[-1], b.shape[-1]) < 16:
-            self.fail(TileSizeError, node, f"tl.dot of {a.shape} and {b.shape}: it takes at least 16 along each side")
-        if acc is not None and acc.shape not in (None, (a.shape[-2], b.shape[-1])):
-            self.fail(DimensionError, node, f"tl.dot of {a.shape} and {b.shape} can't be added to {acc.shape}")
-        self.dots.append((a.shape[-2], b.shape[-1], a.shape[-1]))
-        return a.shape[-2], b.shape[-1]
-
-    def dot_dtype(self, node: ast.Call, given: dict[str, Any]) -> list[ast.keyword]:
-        """out_dtype= of a dot that adds to an accumulator: Triton must be told the accumulator's dtype."""
-        a, acc = given["input"], given.get("acc")
-        if not isinstance(acc, Block) or a.dtype is None or acc.dtype is None:
-            return []
-        sums = SUM_DTYPES.get(a.dtype, ("float32",))
-        if acc.dtype not in sums:
-            self.fail(DtypeError, node, f"tl.dot of {a.dtype} adds up in {' or '.join(sums)}, and here to {acc.dtype}: "
-                      f"begin with tl.zeros(..., tl.{sums[0]}), or add tl.dot(..., out_dtype=tl.{sums[0]}).to(...)")
-        if "out_dtype" in given or acc.dtype == "float32":
-            return []
-        return [ast.keyword("out_dtype", parsed(f"tl.{acc.dtype}"))]
-
-
 def _fits(shape: tuple[int, ...] | None, place: tuple[int | None, ...]) -> bool:
     """Whether a block can be stored to a place of this shape, if its shape is known."""
     try:
@@ -359,7 +273,8 @@ def _misfit(called: triton.runtime.JITFunction, node: ast.Call) -> str | None:
     try:
         called.signature.bind(*node.args, **{k.arg: k.value for k in node.keywords if k.arg})
     except TypeError as e:
-        return str(e)
+        meant = next(filter(None, (similar(k.arg, called.arg_names) for k in node.keywords)), "")
+        return f"{e}{meant}"
     return None
 
 

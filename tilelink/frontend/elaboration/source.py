@@ -11,7 +11,16 @@ import sympy
 import triton
 import triton.language as tl
 
-from tilelink.errors import DimensionError, NotUnderstoodError, Site, TileLinkError, TileSizeError, ViewError, similar
+from tilelink.errors import (
+    DimensionError,
+    DtypeError,
+    NotUnderstoodError,
+    Site,
+    TileLinkError,
+    TileSizeError,
+    ViewError,
+    similar,
+)
 from tilelink.frontend import ir
 from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.expressions import Expr
@@ -23,8 +32,8 @@ from tilelink.frontend.values import (
     TileValue,
     broadcast,
     dtype_name,
+    dtype_of_two,
     is_floating,
-    promote,
 )
 from tilelink.frontend.walk import step_size
 from tilelink.language import AxisWord, Launch, Recording, TensorWord, TileFunction
@@ -159,23 +168,20 @@ class Source(ABC):
         made, self.open, self.dots = self.source(node), False, []
         return made
 
-    def elementwise(self, node: ast.expr, made: ast.expr, *operands: Any) -> Block:
+    def elementwise(self, node: ast.expr, made: ast.expr, left: Any, right: Any) -> Block:
         """The block that results from an operation on blocks and numbers. `made`: its source."""
-        shape: tuple[int, ...] | None = ()
-        dtype: str | None = None
-        for o in operands:
-            try:
-                shape = broadcast(shape, o.shape if isinstance(o, Block) else ())
-            except ValueError as e:
-                self.fail(DimensionError, node, f"{ast.unparse(node)}: {e}")
-            dtype = promote(dtype, o.dtype if isinstance(o, Block) else None)
-        if any(isinstance(o, Block) and o.dtype is None for o in operands):
-            return Block(made, shape)
+        try:
+            shape = broadcast(*(o.shape if isinstance(o, Block) else () for o in (left, right)))
+        except ValueError as e:
+            self.fail(DimensionError, node, f"{ast.unparse(node)}: {e}")
         op = made.op if isinstance(made, ast.BinOp) else None
-        fractions = any(isinstance(o, Static) and isinstance(o.value, float) for o in operands)
-        if dtype is not None and (fractions or isinstance(op, ast.Div)) and not is_floating(dtype):
-            dtype = "float32"
-        if isinstance(op, ast.Div | ast.Mod) and dtype in ("float16", "bfloat16"):  # Triton divides these in float32
+        fractions = any(isinstance(o, Block) and o.dtype is not None and is_floating(o.dtype) for o in (left, right))
+        if fractions and op is not None and not isinstance(op, ast.Add | ast.Sub | ast.Mult | ast.Div | ast.Mod):
+            instead = "tl.floor(a / b)" if isinstance(op, ast.FloorDiv) else ".to(tl.int32) first"
+            self.fail(DtypeError, node, f"{ast.unparse(node)}: this is for blocks of integers; of fractions, write "
+                      f"{instead}")
+        dtype = dtype_of_two(left, right, divides=isinstance(op, ast.Div | ast.Mod))
+        if isinstance(op, ast.Div) and dtype is not None and not is_floating(dtype):
             dtype = "float32"
         return Block(made, shape, dtype)
 

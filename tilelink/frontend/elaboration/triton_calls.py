@@ -1,0 +1,144 @@
+"""Calls of Triton's functions in tile functions: what Triton does not compile is an error here, at the user's line."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from math import prod
+from typing import Any
+
+import sympy
+import triton
+import triton.language as tl
+
+from tilelink.errors import DimensionError, DtypeError, NotUnderstoodError, TileSizeError, similar
+from tilelink.frontend.elaboration.reading import Expressions
+from tilelink.frontend.elaboration.source import parsed
+from tilelink.frontend.schedule import power_of_two
+from tilelink.frontend.values import DOT_DTYPES, SUM_DTYPES, Block, Shape, not_taken, result_of
+
+MOST_ELEMENTS = 1 << 20
+"""The most elements of a block: Triton compiles no larger one."""
+
+
+class TritonCalls(Expressions):
+    """Reads calls of Triton's functions, and of methods of blocks."""
+
+    def triton_call(self, node: ast.Call, name: str, function: ast.expr, owner: Block | None) -> Block:
+        if any(k.arg is None for k in node.keywords):
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: ** is not understood in a tile function")
+        values = [self.value(a) for a in node.args]
+        keywords = {k.arg: self.value(k.value) for k in node.keywords if k.arg}
+        given = self.bound(node, name, owner, values, keywords)
+        if problem := not_taken(name, given):
+            self.fail(DtypeError, node, problem)
+        try:
+            shape, dtype = result_of(name, given)
+        except ValueError as e:
+            self.fail(DimensionError, node, f"{ast.unparse(node)}: {e}")
+        arguments = [self.node(n, v) for n, v in zip(node.args, values, strict=True)]
+        keys = [ast.keyword(k.arg, self.node(k.value, keywords[k.arg])) for k in node.keywords if k.arg]
+        if name == "dot":
+            shape = self.dot(node, given)
+            keys += self.dot_dtype(node, given)
+        if name == "arange":
+            self.arange(node, given)
+        self.check_elements(node, shape)
+        return Block(ast.Call(function, arguments, keys), shape, dtype)
+
+    def bound(
+        self, node: ast.Call, name: str, owner: Block | None, values: list[Any], keywords: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The arguments of a call of a function of Triton, by the names of its parameters. Raises NotUnderstoodError
+        for arguments that it does not take. `owner`: the block whose method is called."""
+        called = getattr(tl if owner is None else tl.tensor, name, None) or getattr(tl.math, name, None)
+        signature = _signature(called)
+        if signature is None:
+            return {}
+        try:
+            return dict(signature.bind(*([] if owner is None else [owner]), *values, **keywords).arguments)
+        except TypeError as e:
+            parameters = list(signature.parameters.values())[0 if owner is None else 1 :]
+            many = "*" if any(p.kind is p.VAR_POSITIONAL for p in parameters) else ""
+            taken = ", ".join(
+                f"{many if p.kind is p.VAR_POSITIONAL else ''}{p.name}"
+                + ("" if p.default is p.empty else " (may be left out)")
+                for p in parameters
+            )
+            meant = next(filter(None, (similar(k, signature.parameters) for k in keywords)), "")
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node.func)} takes {taken or 'no arguments'}: {e}{meant}")
+
+    def arange(self, node: ast.Call, given: dict[str, Any]) -> None:
+        """Raises NotUnderstoodError or TileSizeError for a tl.arange that Triton does not compile."""
+        start, end = given["start"], given["end"]
+        for bound in (start, end):
+            if not isinstance(bound, sympy.Integer):
+                self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: {self.text(bound)} is no constant; "
+                          "tl.arange takes two constants: write tl.arange(0, len(t.rows)), and add what differs to it")
+        if end <= start:
+            self.fail(TileSizeError, node, f"{ast.unparse(node)} has no element: its end is above its start")
+
+    def dot(self, node: ast.Call, given: dict[str, Any]) -> tuple[int, int] | None:
+        """The shape of a dot, or None if unknown. Raises DtypeError, DimensionError or TileSizeError for a misfit."""
+        a, b, acc = (v if isinstance(v := given.get(n), Block) else None for n in ("input", "other", "acc"))
+        if a is None or b is None:
+            self.fail(NotUnderstoodError, node, "tl.dot takes two blocks")
+        for side, operand in (("left", a), ("right", b)):
+            if operand.dtype is not None and operand.dtype not in DOT_DTYPES:
+                self.fail(DtypeError, node, f"tl.dot does not take {operand.dtype} ({side} operand); it takes "
+                          f"{', '.join(DOT_DTYPES)}")
+        if a.dtype and b.dtype and a.dtype != b.dtype:
+            self.fail(DtypeError, node, f"tl.dot takes operands of one dtype; left is {a.dtype}, right {b.dtype}")
+        if not a.shape or not b.shape:
+            return None
+        if min(len(a.shape), len(b.shape)) < 2:
+            self.fail(DimensionError, node, f"tl.dot of {a.shape} and {b.shape}: it takes blocks of two dimensions; an "
+                      "integer as an index drops one")
+        if a.shape[-1] != b.shape[-2]:
+            self.fail(DimensionError, node, f"tl.dot of {a.shape} and {b.shape}: {a.shape[-1]} is not {b.shape[-2]}")
+        if min(a.shape[-2], a.shape[-1], b.shape[-1]) < 16:
+            self.fail(TileSizeError, node, f"tl.dot of {a.shape} and {b.shape}: it takes at least 16 along each side")
+        if acc is not None and acc.shape not in (None, (a.shape[-2], b.shape[-1])):
+            self.fail(DimensionError, node, f"tl.dot of {a.shape} and {b.shape} can't be added to {acc.shape}")
+        self.dots.append((a.shape[-2], b.shape[-1], a.shape[-1]))
+        return a.shape[-2], b.shape[-1]
+
+    def dot_dtype(self, node: ast.Call, given: dict[str, Any]) -> list[ast.keyword]:
+        """out_dtype= of a dot that adds to an accumulator: Triton must be told the accumulator's dtype."""
+        a, acc = given["input"], given.get("acc")
+        if not isinstance(acc, Block) or a.dtype is None or acc.dtype is None:
+            return []
+        sums = SUM_DTYPES.get(a.dtype, ("float32",))
+        if acc.dtype not in sums:
+            self.fail(DtypeError, node, f"tl.dot of {a.dtype} adds up in {' or '.join(sums)}, and here to {acc.dtype}: "
+                      f"begin with tl.zeros(..., tl.{sums[0]}), or add tl.dot(..., out_dtype=tl.{sums[0]}).to(...)")
+        if "out_dtype" in given or acc.dtype == "float32":
+            return []
+        return [ast.keyword("out_dtype", parsed(f"tl.{acc.dtype}"))]
+
+    def triton_name(self, node: ast.Call, called: Any) -> ast.expr:
+        """A function of Triton by its name in a kernel, whatever the tile function's file calls it."""
+        name = called.__name__
+        for module, path in ((tl, "tl"), (triton.language.math, "tl.math")):
+            if getattr(module, name, None) is called:
+                return parsed(f"{path}.{name}")
+        self.fail(NotUnderstoodError, node, f"{ast.unparse(node.func)} is neither in tl nor in tl.math: call it in a "
+                  "function of your own with @triton.jit")
+
+    def check_elements(self, node: ast.Call, shape: Shape) -> None:
+        if shape is not None and prod(shape) > MOST_ELEMENTS:
+            self.fail(TileSizeError, node, f"{ast.unparse(node)} is a block of {' x '.join(map(str, shape))}, "
+                      f"{prod(shape):,} elements; Triton has {MOST_ELEMENTS:,} at most: take a smaller tile")
+        if odd := next((n for n in shape or () if not power_of_two(n)), None):
+            self.fail(TileSizeError, node, f"{ast.unparse(node)} is a block of {' x '.join(map(str, shape or ()))}: a "
+                      f"block has a power of two along each dimension; take {1 << odd.bit_length()} for {odd}, and "
+                      "leave out the rest with tl.where")
+
+
+def _signature(called: Any) -> inspect.Signature | None:
+    """The signature of a function of Triton, without the parameters that its compiler gives; None if it has none."""
+    try:
+        found = called.signature if isinstance(called, triton.runtime.JITFunction) else inspect.signature(called)
+    except (TypeError, ValueError):
+        return None
+    return found.replace(parameters=[p for p in found.parameters.values() if not p.name.startswith("_")])
