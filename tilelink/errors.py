@@ -82,10 +82,14 @@ def _is_ours(frame: FrameType) -> bool:
     return file in _WRAPPERS or (file.startswith(_PACKAGE) and not file.startswith(_KERNELS))
 
 
+CLOSE = 0.7
+"""How similar a suggestion is to what was written, between 0 and 1: one letter of four may be wrong."""
+
+
 def similar(name: object, known: Iterable[str]) -> str:
     """The end of an error that lists names: a suggestion if one name is similar, else ""."""
     by_letters = {n.lower(): n for n in known if n != name}
-    close = get_close_matches(str(name).lower(), by_letters, 1)
+    close = get_close_matches(str(name).lower(), by_letters, 1, cutoff=CLOSE)
     return f"; did you mean {by_letters[close[0]]}?" if close else ""
 
 

@@ -191,6 +191,12 @@ out[t].store(a - b)
     ]
 
 
+def test_annotations_mean_nothing(tmp_path: Path) -> None:
+    module = load(tmp_path, alone("a: tl.tensor\na: tl.tensor = inbox[0, t].load()\nn: int = 2\nout[t].store(a * n)"))
+    (role,) = module.program.bind(module.schedule).roles
+    assert str(role.body[0]) == "a = inbox[0, M[M_lo:+16], N[N_lo:+16]].load()"
+
+
 def test_waits_name_their_guards() -> None:
     """A guard is called after the variable that holds what is waited for, if there is one."""
     bound = all_gather_matmul_backward.bind(backward)

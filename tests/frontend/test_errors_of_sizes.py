@@ -363,6 +363,19 @@ TILES = [
         "N is not cut into tiles",
     ),
     tile(
+        "load of a whole dimension that is cut",
+        TileSizeError,
+        "a = inbox[0, t.rows, :].load()  # <-",
+        "`:`, or an index left out, takes all of N, which the schedule cuts into tiles of 16 for this role: write t.N",
+    ),
+    tile(
+        "store to a whole dimension that is cut",
+        TileSizeError,
+        "out[t.M].store(tl.zeros((16, 16), tl.float32))  # <-",
+        "takes all of N",
+        "write t.N there",
+    ),
+    tile(
         "load of a whole dimension", TileSizeError, "a = x[t.rows].load()  # <-", "K is not cut into tiles", "tk.steps"
     ),
     pair(

@@ -114,7 +114,46 @@ STATEMENTS = [
         "the number of steps must be known before the run; write for k in tk.steps(...) or range(...)",
     ),
     tile("try", NotUnderstoodError, "try:  # <-\n    pass\nfinally:\n    pass", "try is not understood"),
-    tile("return", NotUnderstoodError, "return  # <-", "return stands in the last line"),
+    tile("with", NotUnderstoodError, "with open('x'):  # <-\n    pass", "with is not", "write its body alone"),
+    tile("raise", NotUnderstoodError, "raise ValueError  # <-", "raise is not", "let the caller raise"),
+    tile(
+        "break", NotUnderstoodError, "for k in tk.steps(x.cols):\n    if k.start > 8:\n        break  # <-",
+        "break is not understood in a tile function", "as stop= of tk.steps", "below an if",
+    ),
+    tile(
+        "continue", NotUnderstoodError, "for n in range(3):\n    continue  # <-",
+        "continue is not understood", "the rest of the loop's body below an if",
+    ),
+    tile(
+        "else of a loop", NotUnderstoodError, "for n in range(3):\n    pass\nelse:\n    a = 1  # <-",
+        "a loop of a tile function has no else", "write these lines behind the loop",
+    ),
+    tile(
+        "function in a tile function", NotUnderstoodError, "def double(v):  # <-\n    return v * 2",
+        "def is not understood in a tile function: write the function outside of it, with @triton.jit",
+    ),
+    tile("class", NotUnderstoodError, "class A:  # <-\n    pass", "class is not", "write the class outside of it"),
+    tile("match", NotUnderstoodError, "match 1:  # <-\n    case _:\n        pass", "match is not", "if and elif"),
+    tile("del", NotUnderstoodError, "a = 1\ndel a  # <-", "del is not understood", "leave it out"),
+    tile("import", NotUnderstoodError, "import math  # <-", "import is not understood", "at the top of the file"),
+    tile("from", NotUnderstoodError, "from math import pi  # <-", "import is not understood", "top of the file"),
+    tile("global", NotUnderstoodError, "global a  # <-", "global is not understood", "changes nothing outside of it"),
+    tile(
+        "return", NotUnderstoodError, "return  # <-",
+        "leave this return out: only a tile function that another one calls may return, in its last line",
+    ),
+    tile(
+        "return below an if", NotUnderstoodError, "if tk.rank() == 0:\n    return  # <-\nout[t].store(1.0)",
+        "no early return: put the rest of the body below `if not (tk.rank() == 0):`; only a tile function that another",
+    ),
+    tile(
+        "return below an else", NotUnderstoodError, "if tk.rank() == 0:\n    pass\nelse:\n    return  # <-",
+        "put the rest of the body below `if tk.rank() == 0:`",
+    ),
+    tile(
+        "memory with an annotation", NotUnderstoodError, "out[t]: tl.tensor = 1.0  # <-",
+        "memory is not assigned to; write out[t].store(1.0)",
+    ),
     tile(
         "result that is returned", NotUnderstoodError, "return acc  # <-",
         "role returns acc: a tile function that is launched returns nothing; its results are stored, "
@@ -149,7 +188,25 @@ STATEMENTS = [
         "range backwards",
         NotUnderstoodError,
         "for n in range(3, 0, -1):  # <-\n    pass",
-        "a positive constant, not -1",
+        "a range counts up: write `for n in range(3)`, and in its body 3 - n where n stands now",
+    ),
+    tile(
+        "range down from the last rank",
+        NotUnderstoodError,
+        "for n in range(tk.world() - 2, -1, -1):  # <-\n    pass",
+        "write `for n in range(tk.world() - 1)`, and in its body tk.world() - 2 - n where n stands now",
+    ),
+    tile(
+        "range down by twos",
+        NotUnderstoodError,
+        "for n in range(8, 1, -2):  # <-\n    pass",
+        "write `for n in range(4)`, and in its body 8 - 2 * n where n stands now",
+    ),
+    tile(
+        "range by what differs",
+        NotUnderstoodError,
+        "for n in range(0, 8, tk.rank()):  # <-\n    pass",
+        "the step of a range is a positive constant, not rank",
     ),
     tile(
         "range from below zero",
@@ -196,7 +253,8 @@ STATEMENTS = [
     tile(
         "loop's word outside of a loop", NotUnderstoodError, "a = tk.steps(x.cols)  # <-", "for k in tk.steps(x.cols)"
     ),
-    tile("division", NotUnderstoodError, "a = t.rows.start / 2  # <-", "M_lo differs from tile to tile", "+ - * // %"),
+    tile("division", NotUnderstoodError, "a = t.rows.start / 2  # <-", "`/` of integers is not understood; write `//`"),
+    tile("fraction of a rank", NotUnderstoodError, "a = tk.rank() * 0.5  # <-", "rank differs from tile", "+ - * // %"),
     tile("power of a sign", NotUnderstoodError, "a = tk.rank() ** -1  # <-", "** with a constant exponent"),
     tile("power of a rank", NotUnderstoodError, "a = 2 ** tk.rank()  # <-", "** with a constant exponent"),
     tile("least of nothing", NotUnderstoodError, "a = min()  # <-", "min takes two integers or more"),
@@ -235,6 +293,8 @@ STATEMENTS = [
         "import torch\n\nTAU = torch.ones(1)\n" + alone("out[t].store(tl.zeros(t.shape, tl.float32) * TAU)  # <-"),
         ("TAU is a Tensor and can't be part of Triton code; use a Python number, or pass it as a tensor of the",),
     ),
+    tile("relu of torch", UndefinedNameError, "a = inbox[0, t].load().relu()  # <-", "no relu; write tl.maximum(x, 0)"),
+    tile("relu of Triton", UndefinedNameError, "a = tl.relu(inbox[0, t].load())  # <-", "no relu; write tl.maximum("),
     tile("method of torch", UndefinedNameError, "a = inbox[0, t].load().float()  # <-", "a block has no float"),
     tile("sign of a block", NotUnderstoodError, "a = +inbox[0, t].load()  # <-", "write the block alone"),
     pair(

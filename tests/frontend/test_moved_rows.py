@@ -200,7 +200,7 @@ WRONG = [
     wrong("a block", ViewError, "out[t].store(0.0, where=order[t.rows].load() >= 0)  # <-", "a view of integers"),
     wrong("without a wait", UnguardedReadError, "tk.copy(x[t], out[t], where=numbers[t.rows])  # <-",
           "read without a wait", takes="numbers"),
-    wrong("not cut into tiles", TileSizeError, "a = x[:, t.cols].load(where=order[:])  # <-", "not cut into tiles"),
+    wrong("cut into tiles", TileSizeError, "a = x[:, t.cols].load(where=order[:])  # <-", "takes all of S"),
 ]  # fmt: skip
 
 

@@ -274,7 +274,7 @@ WRONG = [
         "another range along N: a copy keeps coordinates",
     ),
     wrong("of no block", DimensionError, "tk.copy(x[t.rows, order], out[t])  # <-", "order is no index of a view"),
-    wrong("not cut into tiles", TileSizeError, "tk.copy(x[order[:], t.cols], out[t])  # <-", "not cut into tiles"),
+    wrong("cut into tiles", TileSizeError, "tk.copy(x[order[:], t.cols], out[t])  # <-", "takes all of S", "write t.S"),
 ]  # fmt: skip
 
 

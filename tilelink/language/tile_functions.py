@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from types import FunctionType
 from typing import Any, NoReturn
@@ -50,7 +50,7 @@ class TileFunction:
         for node in ast.walk(self.node):
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             view = next((t for t in targets if isinstance(t, ast.Subscript)), None)
-            if isinstance(node, ast.Assign | ast.AugAssign) and view is not None:
+            if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and view is not None and node.value:
                 adds = "; add up in registers before, acc += ..." if isinstance(node, ast.AugAssign) else ""
                 raise NotUnderstoodError(
                     f"{ast.unparse(node)}: memory is not assigned to; write {ast.unparse(view)}.store("
@@ -60,7 +60,7 @@ class TileFunction:
 
     def _check_launched(self) -> None:
         """Raises NotUnderstoodError if a function that is launched returns a value: nobody gets it."""
-        for node in ast.walk(self.node):
+        for node in _outside_functions(self.node.body):
             if isinstance(node, ast.Return) and node.value is not None:
                 raise NotUnderstoodError(
                     f"{self.name} returns {ast.unparse(node.value)}: a tile function that is launched returns nothing; "
@@ -194,3 +194,11 @@ def _looped(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 def tile(function: Callable[..., None]) -> TileFunction:
     """Declares a function of one tile. Its first parameter is the tile, the others are tensors of the program."""
     return TileFunction(function)
+
+
+def _outside_functions(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """The nodes and what stands in them, except in functions that are written inside."""
+    for node in nodes:
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from _outside_functions(ast.iter_child_nodes(node))

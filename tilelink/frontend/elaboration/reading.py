@@ -55,6 +55,20 @@ INSTEAD: dict[type[ast.expr], str] = dict.fromkeys(
 """Advice for expressions that are not understood."""
 
 
+INSTEAD_OF_FUNCTIONS = {
+    name: f"; write {instead}"
+    for name, instead in {
+        "relu": "tl.maximum(x, 0)", "silu": "x * tl.sigmoid(x)", "gelu": "0.5 * x * (1 + tl.erf(x * 0.7071))",
+        "tanh": "2 * tl.sigmoid(2 * x) - 1", "mean": "tl.sum(x, axis) / n", "square": "x * x", "pow": "x * x",
+        "matmul": "tl.dot(a, b)", "mm": "tl.dot(a, b)", "float": "x.to(tl.float32)", "half": "x.to(tl.float16)",
+        "bfloat16": "x.to(tl.bfloat16)", "int": "x.to(tl.int32)", "amax": "tl.max(x, axis)", "amin": "tl.min(x, axis)",
+        "transpose": "tl.trans(x)", "t": "tl.trans(x)", "item": "tl.sum(x)", "copy": "x alone; blocks never change",
+        "clone": "x alone; blocks never change",
+    }.items()
+}  # fmt: skip
+"""What to write for functions of torch and numpy that Triton does not have."""
+
+
 class Expressions(Views):
     """Reads expressions. Whatever is known before the run becomes a value; whatever Triton computes stays source."""
 
@@ -123,7 +137,8 @@ class Expressions(Views):
             if name == "dtype" and owner.dtype is not None:
                 return Static(getattr(tl, TRITON_DTYPES[owner.dtype]))
             if not hasattr(tl.tensor, name):
-                self.fail(UndefinedNameError, node, f"a block has no {name}{similar(name, dir(tl.tensor))}")
+                meant = INSTEAD_OF_FUNCTIONS.get(name) or similar(name, dir(tl.tensor))
+                self.fail(UndefinedNameError, node, f"a block has no {name}{meant}")
             shape = owner.shape[::-1] if name == "T" and owner.shape else owner.shape
             return Block(ast.Attribute(owner.node, name, ast.Load()), shape, owner.dtype)
         if isinstance(owner, AxisWord) and name == "size":
@@ -132,7 +147,8 @@ class Expressions(Views):
             try:
                 return self.static(getattr(owner.value, name))
             except AttributeError:
-                meant = similar(name, dir(owner.value))
+                triton = INSTEAD_OF_FUNCTIONS if owner.value in (tl, tl.math) else {}
+                meant = triton.get(name) or similar(name, dir(owner.value))
                 self.fail(UndefinedNameError, node, f"{ast.unparse(node.value)} has no {name}{meant}")
         self.fail(NotUnderstoodError, node, f"{ast.unparse(node.value)} has no {name}")
 
@@ -150,6 +166,10 @@ class Expressions(Views):
             return _ARITHMETIC[type(node.op)](left, right)
         if isinstance(node.op, ast.Pow) and isinstance(left, Expr) and isinstance(right, sympy.Integer) and right >= 0:
             return left**right
+        integers = isinstance(left, Expr) and isinstance(right, Expr)
+        if isinstance(node.op, ast.Div) and integers and not (left.is_Integer and right.is_Integer):
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: `/` of integers is not understood; write `//`. "
+                      "For a fraction, divide a block: block / n")
         if isinstance(left, Static | Expr) and isinstance(right, Static | Expr):
             applied = ast.unparse(ast.BinOp(ast.Name("a"), node.op, ast.Name("b")))
             return self.python(node, lambda a, b: eval(applied, {"a": a, "b": b}), left, right)

@@ -214,11 +214,15 @@ class Source(ABC):
 
     def extent(self, node: ast.AST, r: ir.Range) -> sympy.Integer:
         if r.extent is None:
-            how = "or go along it with tk.steps"
-            if r.whole:
-                how = f"go along it with tk.steps, or say whole={{{r.dim!r}: size}} for the role in the schedule"
+            own = next((o for o in self.tile.ranges if o.dim == r.dim), None)
+            if r.whole and own is not None and own.extent is not None:
+                tile = next((n for n, v in self.env.items() if isinstance(v, TileValue)), "t")
+                self.fail(TileSizeError, node, f"`:`, or an index left out, takes all of {r.dim}, which the schedule "
+                          f"cuts into tiles of {own.extent} for this role: write {tile}.{r.dim} there")
+            size = f"give the role a tile size along {r.dim}, or " if own is not None else ""
+            whole = f", or say whole={{{r.dim!r}: size}} for the role in the schedule" if r.whole else ""
             self.fail(TileSizeError, node, f"{r} is not cut into tiles by the schedule, so it can't be a block in "
-                      f"registers; give the role a tile size along {r.dim}, {how}")
+                      f"registers; {size}go along it with tk.steps{whole}")
         return sympy.Integer(r.extent)
 
     def blocked(self, node: ast.AST, r: ir.Range) -> ir.Range:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +25,17 @@ from tilelink.frontend import ir
 from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.elaboration.calls import Calls
 from tilelink.frontend.elaboration.reading import BOOLEAN, truth
-from tilelink.frontend.expressions import WORLD, Expr, first_of, loop, natural, never_negative, smaller, symbol
+from tilelink.frontend.expressions import (
+    WORLD,
+    Expr,
+    first_of,
+    floor_div,
+    loop,
+    natural,
+    never_negative,
+    smaller,
+    symbol,
+)
 from tilelink.frontend.schedule import power_of_two
 from tilelink.frontend.values import Block, Static, is_floating
 from tilelink.frontend.walk import axis_values
@@ -33,10 +44,23 @@ from tilelink.language import AxisWord, RanksWord, TileFunction
 INSTEAD: dict[type[ast.stmt], str] = {
     ast.While: ": the number of steps must be known before the run; write for k in tk.steps(...) or range(...)",
     ast.Assert: ": sizes are known where the program is called; let the caller look at them",
-    ast.With: ": a kernel has nothing to open or to close",
-    ast.Try: ": a kernel raises nothing",
+    ast.With: ": a kernel has nothing to open or to close; write its body alone",
+    ast.Try: ": a kernel raises nothing; write its body alone",
+    ast.Raise: ": a kernel raises nothing; sizes are known where the program is called, so let the caller raise",
+    ast.Break: ": the end of a loop is known before the run; write it as stop= of tk.steps or the end of range, or put "
+    "the rest of the loop's body below an if",
+    ast.Continue: ": put the rest of the loop's body below an if",
+    ast.FunctionDef: ": write the function outside of it, with @triton.jit if it takes blocks or with @tk.tile if it "
+    "takes views, and call it here",
+    ast.ClassDef: ": write the class outside of it",
+    ast.Match: ": write if and elif",
+    ast.Delete: ": leave it out; a name costs nothing once it is no longer read",
+    **dict.fromkeys((ast.Import, ast.ImportFrom), ": import at the top of the file"),
+    **dict.fromkeys((ast.Global, ast.Nonlocal), ": a tile function changes nothing outside of it but memory"),
+    **dict.fromkeys((ast.AsyncFor, ast.AsyncWith, ast.AsyncFunctionDef), ": leave async out"),
 }
 """Advice for statements that are not understood."""
+_WORDS = {ast.FunctionDef: "def", ast.ClassDef: "class", ast.Delete: "del", ast.ImportFrom: "import"}
 LOOPS = "loops of a tile function run over tk.steps(), tk.ranks(), tk.each() or range()"
 
 
@@ -51,7 +75,7 @@ class Elaborator(Calls):
         for s in statements:
             handler = getattr(self, f"on_{type(s).__name__}", None)
             if handler is None:
-                word, cure = type(s).__name__.lower(), INSTEAD.get(type(s), "")
+                word, cure = _WORDS.get(type(s), type(s).__name__.lower()), INSTEAD.get(type(s), "")
                 self.fail(NotUnderstoodError, s, f"{word} is not understood in a tile function{cure}")
             handler(s)
 
@@ -79,6 +103,11 @@ class Elaborator(Calls):
         if len(values) != len(names):
             self.fail(NotUnderstoodError, s, f"{len(names)} names for {ast.unparse(s.value)}")
         self.bind(s, names, values, value)
+
+    def on_AnnAssign(self, s: ast.AnnAssign) -> None:
+        """An assignment with an annotation, which means nothing here."""
+        if s.value is not None:
+            self.on_Assign(ast.copy_location(ast.Assign([s.target], s.value), s))
 
     def bind(self, s: ast.stmt | ast.expr, names: list[str], values: list[Any], whole: Any) -> None:
         """Gives names their values, all at once. Blocks become variables of the kernel. `whole`: right of the =."""
@@ -118,8 +147,14 @@ class Elaborator(Calls):
             self.fail(DimensionError, s, f"{name} is a block of shape {one.shape}: {what} one of {other.shape}")
 
     def on_Return(self, s: ast.Return) -> None:
-        self.fail(NotUnderstoodError, s, "return stands in the last line of a tile function that another one calls, "
-                  "and only there; to pass over what follows, put it below an if")
+        rule = "only a tile function that another one calls may return, in its last line"
+        ifs = [n for n in ast.walk(self.function.node) if isinstance(n, ast.If)]
+        above = next((n for n in ifs if s in n.body or s in n.orelse), None)
+        if above is None:
+            self.fail(NotUnderstoodError, s, f"leave this return out: {rule}")
+        test = ast.unparse(above.test)
+        self.fail(NotUnderstoodError, s, "no early return: put the rest of the body below "
+                  f"`if {f'not ({test})' if s in above.body else test}:`; {rule}")
 
     def on_AugAssign(self, s: ast.AugAssign) -> None:
         if not isinstance(s.target, ast.Name):
@@ -129,7 +164,10 @@ class Elaborator(Calls):
         self.bind(s, [s.target.id], [value], value)
 
     def on_For(self, s: ast.For) -> None:
-        if not isinstance(s.iter, ast.Call) or s.orelse:
+        if s.orelse:
+            self.fail(NotUnderstoodError, s.orelse[0], "a loop of a tile function has no else: no break ends it early, "
+                      "so write these lines behind the loop")
+        if not isinstance(s.iter, ast.Call):
             self.fail(NotUnderstoodError, s, LOOPS)
         function = self.value(s.iter.func)
         called = function.value if isinstance(function, Static) else function
@@ -171,9 +209,15 @@ class Elaborator(Calls):
         self.ended |= set(names)
 
     def range(self, s: ast.For, name: str, call: ast.Call) -> None:
-        bounds = [self.integer(a) for a in self.arguments(call, "start", "stop", "step", needed=1) if a is not None]
+        given = [a for a in self.arguments(call, "start", "stop", "step", needed=1) if a is not None]
+        bounds = [self.integer(a) for a in given]
         start, stop = (sympy.S.Zero, bounds[0]) if len(bounds) == 1 else bounds[:2]
         step = bounds[2] if len(bounds) > 2 else sympy.S.One
+        if step.is_Integer and step < 0:
+            count = re.sub(r"\b(rank|world)\b", r"tk.\1()", to_text(floor_div(start - stop - step - 1, -step)))
+            many = "" if step == -1 else f"{-step} * "
+            self.fail(NotUnderstoodError, s, f"a range counts up: write `for {name} in range({count})`, and in its "
+                      f"body {ast.unparse(given[0])} - {many}{name} where {name} stands now")
         if not step.is_Integer or step < 1:
             self.fail(NotUnderstoodError, s, f"the step of a range is a positive constant, not {to_text(step)}")
         if not never_negative(start):
