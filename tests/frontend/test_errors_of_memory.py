@@ -177,7 +177,10 @@ SIGNALS = [
             ),
             {'x: tk.Local("M", "K")': 'x: tk.Local("M", "N")'},
         ),
-        ("no tile of the run notifies inbox[ranks[0:1], M[0:16], N[0:16]] (cell 0 on rank 0), so the wait passes",),
+        (
+            "no tile of the run notifies inbox[ranks[0:1], M[0:16], N[0:16]] (cell 0 on rank 0), so the wait passes",
+            "(tile 0 of role: rank 0, M_lo 0, N_lo 0, s 0)",
+        ),
     ),
     pair(
         "notify of nothing",

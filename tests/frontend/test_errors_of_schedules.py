@@ -68,9 +68,38 @@ SCHEDULES = [
         {
             UNROLL: UNROLL.replace("schedule", "None"),
             "    use=tk.SMs": "    uses=tk.SMs",
-            "@tk.program": "@tk.program  # <-",
+            "schedule = tk.Schedule(": "schedule = tk.Schedule(  # <-",
         },
-        "its roles are gather, use; schedule names uses (did you mean use?), no use",
+        "schedule names uses, which is no role; did you mean use?; the roles of program are gather, use",
+    ),
+    pair(
+        "role of another name in a schedule that is named",
+        ScheduleWithoutRoleError,
+        {"    use=tk.SMs": "    uses=tk.SMs", "schedule = tk.Schedule(": "schedule = tk.Schedule(  # <-"},
+        "program has no role uses; its roles are gather, use; did you mean use?",
+    ),
+    pair(
+        "role that no schedule has",
+        ScheduleError,
+        {
+            UNROLL: UNROLL.replace("schedule", "None"),
+            "    use=tk.SMs(tile=(16, 16, 16)),\n": "",
+            "schedule = tk.Schedule(": "schedule = tk.Schedule(  # <-",
+        },
+        "schedule does not name use; the roles of program are gather, use",
+    ),
+    schedule(
+        "warps that differ from the default",
+        ScheduleError,
+        f"tk.Schedule(gather=tk.SMs({GATHER_TILE}, warps=4), use=tk.SMs({USE_TILE}))  # <-",
+        "gather has 4 warps, use has 8 warps: the roles of a program are one kernel, so all have the same number of "
+        "warps; 8 is the default, so write warps=4 for use, too",
+    ),
+    schedule(
+        "warps that differ",
+        ScheduleError,
+        f"tk.Schedule(gather=tk.SMs({GATHER_TILE}, warps=4), use=tk.SMs({USE_TILE}, warps=16))  # <-",
+        "so all have the same number of warps; write one",
     ),
     pair(
         "no schedule beside the program",

@@ -100,5 +100,5 @@ def test_what_is_called_like_a_member_is_refused(tensor: str, dim: str, tmp_path
 
 def test_a_schedule_with_a_role_called_much_like_one_of_the_program_is_named(tmp_path: Path) -> None:
     module = load(tmp_path, SOURCE.replace('{"put": tk', '{"putt": tk'))
-    with pytest.raises(ScheduleError, match=r"its roles are put; schedule names putt \(did you mean put\?\), no put"):
+    with pytest.raises(ScheduleError, match=r"schedule names putt, which is no role; did you mean put\?"):
         module.program.schedule(None)

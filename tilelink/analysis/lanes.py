@@ -59,7 +59,8 @@ class PassedOver(Exception):
 
 class Lanes:
     """The lanes of a role: its tiles that exist. `values`: of symbols and coordinates, by name. `act`: the active
-    lanes, for which a statement is unrolled now. `whole`: the loops that are one event, by variable."""
+    lanes, for which a statement is unrolled now. `whole`: the loops that are one event, by variable. `loops`: the
+    variables of the other loops around the statement."""
 
     def __init__(self, run: Unrolling, index: int) -> None:
         self.run, self.program, self.sizes, self.index = run, run.program, run.sizes, index
@@ -68,6 +69,7 @@ class Lanes:
         self.dims = max(len(t.dims) for t in run.program.tensors)
         self.values: dict[str, Any] = dict(run.sizes.values)
         self.whole: dict[Expr, tuple[Expr, Expr]] = {}
+        self.loops: list[str] = []
         self.lanes, self.act = 0, np.arange(0)
         if self.allotment.tiles:
             self.enter()
@@ -199,7 +201,7 @@ class Lanes:
         `notifies`: the lines that may be the real mistake, each with what is wrong there, if that is known. `claims`:
         see `Refusal`."""
         names = [n for n, _ in self.role.walk.coordinates if n != TILE.name and not n.endswith(".tile")]
-        at = ", ".join(f"{shown(n)} {self.values[n][lane]}" for n in [RANK.name, *names])
+        at = ", ".join(f"{shown(n)} {self.values[n][lane]}" for n in [RANK.name, *names, *self.loops])
         error = kind(f"{view}: {said} (tile {self.values[NUMBER.name][lane]} of {self.role.name}: {at})", site)
         for other, wrong in notifies:
             notified = f"{view.tensor} is {'released' if claims else 'notified'}"

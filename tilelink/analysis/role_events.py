@@ -147,9 +147,11 @@ class RoleEvents(Lanes):
             self.trips = outer
             del self.whole[symbol(s.name)]
             return
+        self.loops.append(s.name)
         for n in range(int(trips[self.act].max(initial=0))):
             self.values[s.name] = np.where(n < trips, start + n * s.step, start)  # stays in bounds without this step
             self.where(n < trips, partial(self.body, s.body))
+        self.loops.pop()
 
     def dots(self, code: ir.Code, site: Site) -> None:
         for m, n, k in code.dots:

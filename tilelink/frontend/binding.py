@@ -6,7 +6,15 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from tilelink.errors import DtypeError, RoleWithoutScheduleError, ScheduleError, ScheduleWithoutRoleError, Site, listed
+from tilelink.errors import (
+    DtypeError,
+    RoleWithoutScheduleError,
+    ScheduleError,
+    ScheduleWithoutRoleError,
+    Site,
+    listed,
+    similar,
+)
 from tilelink.frontend.ir import Tensor, TileProgram
 from tilelink.frontend.passes.elaborate import Binding, elaborate
 from tilelink.frontend.passes.fold import drop_unread, fold
@@ -82,20 +90,32 @@ def _dtypes(
 
 def _check_roles(recording: Recording, schedule: Schedule) -> None:
     roles = [launch.scheduled for launch in recording.launches]
+    strange = [name for name in schedule if name not in roles and name not in map(launched, roles)]
+    missing = {launched(r) for r in roles} - schedule.keys()
+    misspelled = [name for name in strange if similar(name, missing)]
+    _refuse_roles(recording, schedule, misspelled, roles)
     for launch in recording.launches:
         if (name := launched(launch.scheduled)) not in schedule:
             known = listed(schedule, name) or "no role"
             raise RoleWithoutScheduleError(f"the schedule says nothing of role {name}; it names {known}", launch.site)
     sms = {r: s for r in roles if isinstance(s := schedule.of(r), SMs)}
     if len({s.warps for s in sms.values()}) > 1:
-        warps = ", ".join(f"{r}: {s.warps}" for r, s in sms.items())
-        raise ScheduleError(f"the roles of a program are one kernel, with as many warps each: {warps}", schedule.site)
+        warps = ", ".join(f"{r} has {s.warps} warps" for r, s in sms.items())
+        said = f"{warps}: the roles of a program are one kernel, so all have the same number of warps"
+        silent = ", ".join(r for r, s in sms.items() if s.warps == SMs.warps)
+        other = next(s.warps for s in sms.values() if s.warps != SMs.warps)
+        instead = f"{SMs.warps} is the default, so write warps={other} for {silent}, too" if silent else "write one"
+        raise ScheduleError(f"{said}; {instead}", schedule.site)
     for name in {launched(r): s for r, s in sms.items()}:
         counts = {r: s.count for r, s in sms.items() if launched(r) == name}
         if len(set(counts.values())) > 1:
             said = ", ".join(f"{r}: {n}" for r, n in counts.items())
             raise ScheduleError(f"the members of {name} share SMs, so their number is one: {said}", schedule.site)
-    for name in schedule:
-        if name not in roles and name not in map(launched, roles):
-            known = listed(roles, name)
-            raise ScheduleWithoutRoleError(f"{recording.name} has no role {name}; its roles are {known}", schedule.site)
+    _refuse_roles(recording, schedule, strange, roles)
+
+
+def _refuse_roles(recording: Recording, schedule: Schedule, strange: list[str], roles: list[str]) -> None:
+    """Raises ScheduleWithoutRoleError for the first of the names in a schedule that are no roles of its program."""
+    for name in strange:
+        known = listed(roles, name)
+        raise ScheduleWithoutRoleError(f"{recording.name} has no role {name}; its roles are {known}", schedule.site)

@@ -154,7 +154,7 @@ class Program:
             return wanted if absent is None else wanted.without(self._gone(absent))
         known = self.schedules if absent is None else self.schedules_without(absent)
         if not known and wanted is None:
-            raise ScheduleError(f"{self.name} has no schedule beside it: {nearly(self, absent)}", self.site)
+            raise ScheduleError(*nearly(self, absent))
         if wanted is not None and wanted not in known:
             other = self.function.__globals__.get(wanted)
             if isinstance(other, Schedule):  # its roles are not the program's: binding says which

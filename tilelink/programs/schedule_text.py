@@ -166,20 +166,29 @@ def _text(field: str, value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def nearly(program: Program, absent: frozenset[str] | None) -> str:
-    """Why no schedule in the program's file is for its roles. It lists schedules with some of these roles, or with
-    roles that have similar names."""
+def nearly(program: Program, absent: frozenset[str] | None) -> tuple[str, Site]:
+    """Why no schedule in the program's file is for its roles, and the line to look at. It lists schedules with some of
+    these roles, or with roles that have similar names."""
     roles = {launched(launch.scheduled): None for launch in program.recorded(absent or frozenset()).launches}
-    near = []
+    near: list[tuple[bool, Site, str]] = []
     for name, schedule in program.function.__globals__.items():
         if not isinstance(schedule, Schedule):
             continue
-        strange = {r: similar(r, roles).removeprefix("; ") for r in sorted(schedule.launched - roles.keys())}
+        strange = {r: similar(r, roles) for r in sorted(schedule.launched - roles.keys())}
         if schedule.launched & roles.keys() or any(strange.values()):
-            more = [f"{r} ({meant})" if meant else f"{r} too" for r, meant in strange.items()]
-            less = [f"no {r}" for r in roles if r not in schedule.launched]
-            near.append(f"{name} names {', '.join(more + less)}")
-    return f"its roles are {', '.join(roles)}; " + ("; ".join(near) or "write one, tk.Schedule(...)")
+            meant = "".join(strange.values())
+            missing = [r for r in roles if r not in schedule.launched and f"did you mean {r}?" not in meant]
+            said = [f"names {r}, which is no role{suggestion}" for r, suggestion in strange.items()]
+            said += [f"does not name {', '.join(missing)}"] if missing else []
+            near.append((not meant, schedule.site, f"{name} {' and '.join(said)}"))
+    near.sort(key=lambda one: one[0])  # misspelled roles first
+    if not near:
+        none = f"{program.name} has no schedule beside it: its roles are {', '.join(roles)}"
+        return f"{none}; write one, tk.Schedule(...)", program.site
+    first, *others = (text for _, _, text in near)
+    others = [f"{text} ({site.file}:{site.line})" for (_, site, _), text in zip(near[1:], others, strict=True)]
+    message = f"{first}; the roles of {program.name} are {', '.join(roles)}"
+    return "; ".join([message, *others]), near[0][1]
 
 
 def check_schedule(wanted: Any) -> None:
