@@ -139,6 +139,12 @@ DTYPES = [
         "bfloat16",
     ),
     pair(
+        "short form of a dtype that is none",
+        DtypeError,
+        {UNROLL: UNROLL.replace("world", "dtypes='bf16x', world"), "@tk.program": "@tk.program  # <-"},
+        "did you mean bf16?",
+    ),
+    pair(
         "dtype of no tensor",
         DtypeError,
         {UNROLL: UNROLL.replace("world", "dtypes={'y': 'float16'}, world"), "@tk.program": "@tk.program  # <-"},

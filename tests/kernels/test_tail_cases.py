@@ -65,7 +65,7 @@ def test_peers_are_awaited_before_the_loop_that_reads_them() -> None:
 
 
 def test_one_kernel_has_one_number_of_warps() -> None:
-    with pytest.raises(ScheduleError, match="gather: 4, take: 8"):
+    with pytest.raises(ScheduleError, match=r"gather has 4 warps, take has 8 warps: .* so write warps=4 for take, too"):
         gathered_bytes.bind(push.changed(gather={"warps": 4}), {"x": "int8", "out": "int8"})
 
 

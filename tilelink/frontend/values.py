@@ -14,7 +14,7 @@ from typing import Any
 import sympy
 import triton.language as tl
 
-from tilelink.errors import listed
+from tilelink.errors import similar
 from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.expressions import Expr
 from tilelink.frontend.ir import Range
@@ -63,7 +63,8 @@ def dtype_name(dtype: Any) -> str:
     text = str(dtype).removeprefix("torch.").removeprefix("<class 'numpy.").removesuffix("'>")
     text = _ALIASES.get(text, text)
     if text not in ITEM_SIZE:
-        raise ValueError(f"{dtype} is not a dtype TileLink knows; it knows {listed(ITEM_SIZE, text)}")
+        meant = similar(text, [*ITEM_SIZE, *_ALIASES])
+        raise ValueError(f"{dtype} is not a dtype TileLink knows; it knows {', '.join(ITEM_SIZE)}{meant}")
     return text
 
 
