@@ -133,6 +133,7 @@ def rows() -> Iterator[tuple[str, str]]:
             yield e, f"a, b = tl.zeros((16, 32), {DTYPES[d]}), tl.zeros((16, 32), {DTYPES[other]})"
 
 
+@pytest.mark.versions
 def test_triton_agrees(tmp_path: Path) -> None:
     """Triton compiles an assertion of the shape and dtype of each."""
     written = dict.fromkeys(rows())

@@ -12,6 +12,7 @@ from functools import reduce
 from typing import Any
 
 import sympy
+import triton
 import triton.language as tl
 
 from tilelink.errors import similar
@@ -54,6 +55,9 @@ _TAKEN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("xor_sum", "reduce_or"), tuple(_INTEGERS)),
 }  # fmt: skip
 """The dtypes of blocks that functions of Triton take, for functions that do not take all."""
+CONVERTS = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9)
+"""Whether Triton's functions have no maximum of bfloat16, among others: up to 3.8 they convert to float32, and make
+numbers float32 or int32 tensors first."""
 _NO_CODE = ast.Constant(0)
 Shape = tuple[int, ...] | None
 
@@ -218,14 +222,15 @@ def result_of(name: str, given: Mapping[str, Any]) -> tuple[Shape, str | None]:
 
 
 def _elementwise(name: str, given: Mapping[str, Any]) -> str | None:
-    """The dtype of the result of an elementwise function. Triton has no maximum of bfloat16, among others: it converts
-    to float32 and leaves the result there."""
+    """The dtype of the result of an elementwise function."""
     values = [v for v in given.values() if isinstance(v, Block | Expr) or _is_number(v)]
     match name:
         case "maximum" | "minimum" | "clamp":
             return _together(replace(v, dtype=_widened(v.dtype)) if isinstance(v, Block) else v for v in values)
         case "fma" | "div_rn" | "umulhi":
             return _together(values)
+        case "fdiv" if not CONVERTS:
+            return _together(replace(v, dtype="float32") if _has_16_bits(v) else v for v in values)
         case "where":
             return dtype_of_two(given.get("x"), given.get("y"))
         case "add" | "sub" | "mul":
@@ -243,11 +248,15 @@ def _elementwise(name: str, given: Mapping[str, Any]) -> str | None:
 
 def _together(values: Iterable[Any]) -> str | None:
     """The dtype of an operation on tensors, which takes two after the other."""
-    return _operand(reduce(lambda a, b: Block(_NO_CODE, (), dtype_of_two(a, b, tensors=True)), values))
+    return _operand(reduce(lambda a, b: Block(_NO_CODE, (), dtype_of_two(a, b, tensors=CONVERTS)), values))
+
+
+def _has_16_bits(value: Any) -> bool:
+    return isinstance(value, Block) and value.dtype in ("float16", "bfloat16")
 
 
 def _widened(dtype: str | None) -> str | None:
-    return "float32" if dtype == "bfloat16" else dtype
+    return "float32" if dtype == "bfloat16" and CONVERTS else dtype
 
 
 def _reduced_dtype(name: str, dtype: str | None, options: Mapping[str, Any]) -> str | None:
