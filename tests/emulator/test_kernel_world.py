@@ -148,7 +148,7 @@ def test_what_does_not_fit_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"resident": 0}, WorldError, "resident=0; it must be at least 1 worker of a rank"),
+        ({"resident": 0}, WorldError, "resident=0: at least 1 worker of a rank is under way"),
         ({"policy": "rondom"}, ArgumentError, "unknown policy 'rondom'; .*did you mean random"),
         ({"admit": "in ordr"}, ArgumentError, "admit='in ordr'; it must be one of .*did you mean in order"),
         ({"switch": "memry"}, ArgumentError, "switch='memry'; it must be one of 'atomics', 'memory'; did you mean"),

@@ -14,7 +14,7 @@ def turn(t, x, ring, out):
     for s in range(tk.world() - 1):
         here = tk.wait(ring[s, t])
         block = here.load()
-        best = tl.maximum(best, block)
+        best = tl.maximum(best, block).to(best.dtype)
         if s + 1 < tk.world() - 1:
             there = tk.claim(ring[s + 1, t].at(right))
             tk.notify(there.store(block))
@@ -43,7 +43,7 @@ def turn_off_by_one(t, x, ring, out):
     for s in range(tk.world() - 1):
         here = tk.wait(ring[s + 1, t])
         block = here.load()
-        best = tl.maximum(best, block)
+        best = tl.maximum(best, block).to(best.dtype)
         if s + 1 < tk.world() - 1:
             there = tk.claim(ring[s + 1, t].at(right))
             tk.notify(there.store(block))
@@ -66,7 +66,7 @@ def turn_twice(t, x, ring, out):
     for s in range(tk.world() - 1):
         here = tk.wait(ring[s, t])
         block = here.load()
-        best = tl.maximum(best, block)
+        best = tl.maximum(best, block).to(best.dtype)
         if s + 1 < tk.world() - 1:
             there = tk.claim(ring[s + 1, t].at(right))
             tk.notify(there.store(block))

@@ -18,7 +18,7 @@ def checked(
     """The options of an `Execution`, without the seed. Raises WorldError for `resident` below 1, and ArgumentError for
     another value that it does not know."""
     if resident is not None and resident < 1:
-        raise WorldError(f"resident={resident}; it must be at least 1 worker of a rank", Site.of_user())
+        raise WorldError(f"resident={resident}: at least 1 worker of a rank is under way", Site.of_user())
     for name, value in (("admit", admit), ("switch", switch), ("races", races)):
         if value not in CHOICES[name]:
             known = ", ".join(map(repr, CHOICES[name]))
