@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bench.gpu.no_cuda import NoDevice, in_place_of_cuda
+from bench.gpu.no_cuda import NoDevice, in_place_of_cuda, missing
 from bench.gpu.place import Place
 from bench.gpu.report import Report, spread
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
@@ -35,9 +35,12 @@ def little(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 def host(place: Place, report: Report) -> None:
     """Records the time of calls, and of a bare launch, by the clock of the host; and whether the kernels of calls are
     launched past Triton."""
-    about = {"op": "all_gather_matmul", "dtype": "bfloat16", "world": 1}
+    about: dict[str, Any] = {"op": "all_gather_matmul", "dtype": "bfloat16", "world": 1}
     what = "host time of a call" if place.on_gpu else "host time of a call whose launches do nothing"
     clock = time.perf_counter if place.on_gpu else time.thread_time  # other processes do not affect it
+    if not place.on_gpu and (lacks := missing()):
+        report.add(what, ok=None, error=f"it needs {lacks}", **about)
+        return
     with report.case(what, **about) as found:
         here = place if place.on_gpu else _nowhere()
         x, weight, out = (torch.ones(128, 128, device=here.place).bfloat16() for _ in range(3))

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
+import sysconfig
 import tempfile
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -27,6 +29,13 @@ from tilelink.runtime.prepare import Prepared
 
 HOPPER = TARGETS["sm_90"]
 BYTES = re.compile(r"\.param (?:\.align \d+ )?\.([a-z])(\d+) [^,\n]*?(?:\[(\d+)\])?,?\n")
+
+
+def missing() -> str:
+    """What `in_place_of_cuda` needs and this machine lacks, or ""."""
+    lacks = [] if shutil.which("cc") else ["a C compiler (cc)"]
+    headers = Path(sysconfig.get_path("include")) / "Python.h"
+    return " and ".join([*lacks, *([] if headers.exists() else ["Python's headers (Python.h)"])])
 
 
 def in_place_of_cuda() -> CDLL:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.gpu.no_cuda import missing
+
 CASES = [
     "numbers", "sm_90 all_gather_matmul", "sm_90 all_gather_matmul_publish", "sm_90+warps all_gather_matmul",
     "a map whose address is elsewhere", "what does not fit",
@@ -17,9 +19,10 @@ CASES = [
 
 
 @pytest.mark.versions
+@pytest.mark.skipif(bool(missing()), reason=f"no {missing()}")
 def test_cuda_gets_the_same_bytes_as_from_triton() -> None:
-    script = Path(__file__).parent / "launched_twice.py"
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    command, root = [sys.executable, "-m", "tests.runtime.launched_twice"], Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=root)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert sorted({f["case"] for f in found}) == sorted(CASES)
