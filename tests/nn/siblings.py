@@ -66,13 +66,13 @@ def changed(pair: Pair, x: torch.Tensor) -> torch.Tensor:
 
 WAYS: dict[str, Ways] = {
     "a region that is checkpointed": lambda pair, x: checkpointed(pair, x, False, False),
+    "no gradients, second": lambda pair, x: without_gradients(pair, x, False),
+    "autocast": in_autocast,
+    "a weight is changed": changed,
     "a region that is checkpointed, first": lambda pair, x: checkpointed(pair, x, False, True),
     "a reentrant region": lambda pair, x: checkpointed(pair, x, True, False),
     "a reentrant region, first": lambda pair, x: checkpointed(pair, x, True, True),
     "no gradients, first": lambda pair, x: without_gradients(pair, x, True),
-    "no gradients, second": lambda pair, x: without_gradients(pair, x, False),
-    "autocast": in_autocast,
-    "a weight is changed": changed,
 }
 
 

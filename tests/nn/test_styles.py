@@ -85,7 +85,7 @@ def test_layers(pool: Pool, function: Callable[..., object]) -> None:
     assert_right(pool, [(1, 2, 3)], function)
 
 
-@pytest.mark.parametrize("way", siblings.WAYS)
+@pytest.mark.parametrize("way", first_of(siblings.WAYS, 4))
 def test_layers_that_share_their_input_and_are_not_computed_alike(pool: Pool, way: str) -> None:
     assert_right(pool, [(0, 1)], siblings.apart, way)
 

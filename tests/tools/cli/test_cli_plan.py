@@ -173,6 +173,7 @@ def test_tokens_go_to_experts_by_a_power_law_and_room_is_told(run: Run, config: 
     assert f"room for 256 rows on a rank, so that none is dropped whatever the routing: {gate_up:,} bytes" in out
 
 
+@pytest.mark.verify
 def test_layers_of_experts_that_are_cut_are_predicted_too(run: Run, config: Path, one_core: None) -> None:
     """With a slice of every expert on every rank all tokens go everywhere once, as they can be simulated."""
     config.write_text(json.dumps(MOE))
