@@ -114,6 +114,37 @@ def one_row(group: dist.ProcessGroup) -> list[str]:
     return [] if error < LIMIT else [f"{error:.1e}"]
 
 
+class Adapted(nn.Module):
+    """A linear with an adapter of low rank, as of LoRA."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.A, self.B = nn.Linear(base.in_features, 3, bias=False), nn.Linear(3, base.out_features, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.B(self.A(x))  # type: ignore[no-any-return]
+
+
+def with_adapter(group: dist.ProcessGroup) -> list[str]:
+    """What is wrong of a step if one of the layers is inside of a wrapper with weights of its own."""
+    torch.manual_seed(3)
+    right = Pair(dist.get_world_size(group), lambda pair, x: pair.down(pair.gate(x) * pair.up(x)))  # type: ignore[no-any-return]
+    right.gate = Adapted(right.gate)  # type: ignore[assignment]
+    styles = {
+        "": tnn.SharedColwiseParallel("gate.base", "up"), "gate.B": tnn.ColwiseParallel(),
+        "down": tnn.RowwiseParallel(),
+    }  # fmt: skip
+    spread = parallelize_module(copy.deepcopy(right), mesh_of(group), styles)
+    x = torch.randn(2, TOKENS, WIDTH)
+    results = [pair(x) for pair in (spread, right)]
+    for y in results:
+        y.square().sum().backward()
+    wanted = dict(right.named_parameters())
+    pairs = {"result": results, **{n: [whole(p.grad), wanted[n].grad] for n, p in spread.named_parameters()}}
+    return [f"{n}: {far(a, b):.1e}" for n, (a, b) in pairs.items() if not far(a, b) < LIMIT]
+
+
 def copied(group: dist.ProcessGroup) -> list[str]:
     """What is wrong of the copy of a model of which only one of the linears was called."""
     right = Pair(dist.get_world_size(group), lambda pair, x: pair.gate(x))  # type: ignore[no-any-return]

@@ -90,6 +90,10 @@ def test_layers_that_share_their_input_and_are_not_computed_alike(pool: Pool, wa
     assert_right(pool, [(0, 1)], siblings.apart, way)
 
 
+def test_a_linear_inside_of_an_adapter(pool: Pool) -> None:
+    assert_right(pool, [(0, 1)], siblings.with_adapter)
+
+
 def test_layers_of_one_row(pool: Pool) -> None:
     assert_right(pool, [(0, 1)], siblings.one_row)
 
