@@ -7,17 +7,28 @@ import tilelink as tk
 
 
 @tk.tile
-def turn(t, x, ring, out):
-    right = (tk.rank() + 1) % tk.world()
+def started(t, x, ring):
     best = x[t].load()
-    tk.notify(ring[0, t].at(right).store(best))
+    tk.notify(ring[0, t].at((tk.rank() + 1) % tk.world()).store(best))
+    return best
+
+
+@tk.tile
+def taken(t, ring, s, here, best):
+    """The maximum with a block that came, which goes on to the right if it has not been everywhere."""
+    block = here.load()
+    if s + 1 < tk.world() - 1:
+        there = tk.claim(ring[s + 1, t].at((tk.rank() + 1) % tk.world()))
+        tk.notify(there.store(block))
+    return tl.maximum(best, block).to(best.dtype)
+
+
+@tk.tile
+def turn(t, x, ring, out):
+    best = started(t, x, ring)
     for s in range(tk.world() - 1):
         here = tk.wait(ring[s, t])
-        block = here.load()
-        best = tl.maximum(best, block).to(best.dtype)
-        if s + 1 < tk.world() - 1:
-            there = tk.claim(ring[s + 1, t].at(right))
-            tk.notify(there.store(block))
+        best = taken(t, ring, s, here, best)
         tk.release(here)
     out[t].store(best)
 
@@ -37,16 +48,10 @@ main = tk.Schedule(turn=tk.SMs(4, tile=(16, 32)))
 @tk.tile
 def turn_off_by_one(t, x, ring, out):
     """Waits for the entry after the right one, so it never releases entry 0."""
-    right = (tk.rank() + 1) % tk.world()
-    best = x[t].load()
-    tk.notify(ring[0, t].at(right).store(best))
+    best = started(t, x, ring)
     for s in range(tk.world() - 1):
         here = tk.wait(ring[s + 1, t])
-        block = here.load()
-        best = tl.maximum(best, block).to(best.dtype)
-        if s + 1 < tk.world() - 1:
-            there = tk.claim(ring[s + 1, t].at(right))
-            tk.notify(there.store(block))
+        best = taken(t, ring, s, here, best)
         tk.release(here)
     out[t].store(best)
 
@@ -60,16 +65,10 @@ def ring_off_by_one(x: tk.Local("T", "D"), out: tk.Local("T", "D")):
 @tk.tile
 def turn_twice(t, x, ring, out):
     """Releases an entry twice."""
-    right = (tk.rank() + 1) % tk.world()
-    best = x[t].load()
-    tk.notify(ring[0, t].at(right).store(best))
+    best = started(t, x, ring)
     for s in range(tk.world() - 1):
         here = tk.wait(ring[s, t])
-        block = here.load()
-        best = tl.maximum(best, block).to(best.dtype)
-        if s + 1 < tk.world() - 1:
-            there = tk.claim(ring[s + 1, t].at(right))
-            tk.notify(there.store(block))
+        best = taken(t, ring, s, here, best)
         tk.release(here)
         tk.release(here)
     out[t].store(best)
