@@ -1,4 +1,5 @@
-"""Measures the host's time of a call, compared with a bare launch by Triton: many small calls, without waits.
+"""Measures the host's time of a call, of a program and of an operator of torch, compared with a bare launch by Triton:
+many small calls, without waits.
 
 Without a GPU, launches do nothing: kernels are compiled for sm_90, and all code above CUDA's driver runs. A bare launch
 then does nothing either, so the difference is the time of our code.
@@ -6,20 +7,25 @@ then does nothing either, so the difference is the time of our code.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import triton
 import triton.language as tl
 
 from bench.gpu.no_cuda import NoDevice, in_place_of_cuda, missing
 from bench.gpu.place import Place
 from bench.gpu.report import Report, spread
+from tilelink import ops
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.ops import programs
 from tilelink.runtime.cuda.virtual_world import VirtualGroup, VirtualWorld
 
 CALLS, TIMES = 100, 50
@@ -43,7 +49,8 @@ def host(place: Place, report: Report) -> None:
         return
     with report.case(what, **about) as found:
         here = place if place.on_gpu else _nowhere()
-        x, weight, out = (torch.ones(128, 128, device=here.place).bfloat16() for _ in range(3))
+        x, weight, other, out = (torch.ones(128, 128, device=here.place).bfloat16() for _ in range(4))
+        trained = weight.clone().requires_grad_()
         figures: dict[str, list[float]] = {}
 
         def body(group: VirtualGroup) -> None:
@@ -53,19 +60,39 @@ def host(place: Place, report: Report) -> None:
             calls = {
                 "bare": lambda: little[(1,)](x, out, 128, BLOCK=128), "push": call(schedule="push"),
                 "pull": call(schedule="pull"), "push_into": call(schedule="push", out=out),
+                "operator": lambda: ops.all_gather_linear(x, weight),
+                "operator_of_two": lambda: ops.all_gather_linear(x, [weight, other]),
+                "operator_reduce_scatter": lambda: ops.linear_reduce_scatter(x, weight),
+                "operator_trained": lambda: ops.linear_all_reduce(x, trained),
             }  # fmt: skip
-            for name, do in calls.items():
-                do()
-                figures[name] = [_time(do, here.settle, clock) for _ in range(TIMES)]
+            with _operators_on(group):
+                for name, do in calls.items():
+                    do(), do(), do()  # it is checked, compiled for each slot, and then watched
+                    figures[name] = [_time(do, here.settle, clock) for _ in range(TIMES)]
 
         world = here.world(1)
         world.run(body)
         found["past_triton"] = all(kernel.directly is not None for kernel in world.lane.loaded.values())
         for name, us in figures.items():
             found[f"{name}_us"] = spread(us)
-        found["above_a_bare_launch_us"] = round(median(figures["push"]) - median(figures["bare"]), 2)
+        for name in ("push", "operator"):
+            found[f"{name}_above_a_bare_launch_us"] = round(median(figures[name]) - median(figures["bare"]), 2)
         if place.on_gpu:
             found |= spread(figures["push"])
+
+
+@contextmanager
+def _operators_on(group: VirtualGroup) -> Iterator[None]:
+    """Inside, there is a group of one process in torch.distributed, and its operators run on a virtual rank."""
+    dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+    os.environ["TILELINK_BACKEND"] = "interpret"  # on a CPU, plain torch would compute
+    try:
+        assert dist.group.WORLD is not None
+        programs._lanes[dist.group.WORLD] = {group.lane.place.type: group}  # type: ignore[dict-item]  # a virtual one
+        yield
+    finally:
+        del os.environ["TILELINK_BACKEND"]
+        dist.destroy_process_group()
 
 
 def _time(call: Callable[[], Any], settle: Callable[[], None], clock: Callable[[], float]) -> float:

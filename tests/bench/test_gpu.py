@@ -54,8 +54,8 @@ def test_the_host_is_timed_without_a_gpu(tmp_path: Path) -> None:
     assert main(["--step", "host", "--dry", "--out", str(tmp_path)]) == 0
     (found,) = (r for r in json_lines(tmp_path / "gpu-dry.jsonl") if r["what"] != BEGUN)
     assert found["past_triton"]
-    assert all(found[f"{name}_us"]["median_us"] > 0 for name in ("bare", "push", "pull", "push_into"))
-    assert found["above_a_bare_launch_us"] and found["median_us"] is None and "do nothing" in found["what"]
+    assert all(found[f"{name}_us"]["median_us"] > 0 for name in ("bare", "push", "pull", "operator"))
+    assert found["operator_above_a_bare_launch_us"] and found["median_us"] is None and "do nothing" in found["what"]
 
 
 def test_every_step_has_its_time() -> None:

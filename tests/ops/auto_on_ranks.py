@@ -15,7 +15,7 @@ import tilelink.ops as ops
 from tests.ops.on_ranks import computed_by, new_counter, noted, wrong
 from tests.ops.sharded import Call
 from tilelink.errors import ShapeError, TileLinkError
-from tilelink.ops import agreement, operator, plain
+from tilelink.ops import agreement, known, operator, plain
 from tilelink.ops.agreement import agree, agreed_machine
 from tilelink.ops.collectives import Members
 from tilelink.plans.names import TORCH, planned
@@ -42,10 +42,12 @@ def predicting(plan_of: Callable[[int, str], str]) -> Iterator[list[tuple[str, i
         return SimpleNamespace(by=None if plan == TORCH else planned(operator, plan))
 
     operator.choose = noting  # type: ignore[assignment]
+    known._known.clear()  # or calls like earlier ones would keep their plan
     try:
         yield asked
     finally:
         operator.choose = choose
+        known._known.clear()
 
 
 def ran(group: dist.ProcessGroup, call: Call, machine: str | None) -> tuple[list[str], list[str]]:

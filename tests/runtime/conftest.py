@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from tests.runtime.cuda_stand_in import StandIn, rank_on
 from tests.runtime.processes import Pool
 from tests.runtime.ranks import WORLD
+from tilelink.runtime.cuda.process_group import CudaProcessGroup
 
 
 @pytest.fixture
@@ -19,6 +21,13 @@ def alone(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
     assert dist.group.WORLD is not None
     yield dist.group.WORLD
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def on_stand_in(alone: dist.ProcessGroup) -> tuple[CudaProcessGroup, StandIn]:
+    """The only rank of its group, on a stand-in."""
+    device = StandIn()
+    return rank_on(device, alone), device
 
 
 @pytest.fixture(scope="module")

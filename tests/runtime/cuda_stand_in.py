@@ -11,18 +11,27 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from tilelink.analysis.placement import ALIGNMENT
 from tilelink.backend.targets import CPU
 from tilelink.emulator import DeadlockError, Execution, InterpretedKernel, Region, engine, interpreted
 from tilelink.emulator.accesses import Accesses
+from tilelink.runtime.board import share
+from tilelink.runtime.bounds import Bounds
 from tilelink.runtime.cpu.lane import CpuLane
 from tilelink.runtime.cuda.device import Kernel
+from tilelink.runtime.cuda.lane import CudaLane
 from tilelink.runtime.cuda.probed import Probed
+from tilelink.runtime.cuda.process_group import CudaProcessGroup
 from tilelink.runtime.cuda.virtual_world import VirtualWorld
 from tilelink.runtime.lane import POISON, Reason, Report, entered
-from tilelink.runtime.layout import CONTROL_WORDS, place
+from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout, place
 from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.stuck import first_wait
+
+HEAP, SIGNALS = 1 << 20, 1 << 12
+"""Bytes of a heap, and of a slot's signals."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +242,19 @@ _Work = _Launched | _Follow | _Engine
 
 def virtual_world(world: int, device: StandIn, **options: Any) -> VirtualWorld:
     """A world on a stand-in."""
-    options = {"heap_bytes": 1 << 20, "signal_bytes": 1 << 12, "enter_timeout": 2.0, "stuck_timeout": 1.0} | options
+    options = {"heap_bytes": HEAP, "signal_bytes": SIGNALS, "enter_timeout": 2.0, "stuck_timeout": 1.0} | options
     made = VirtualWorld(world, device=device, **options)
     device.world = made
     return made
+
+
+def rank_on(device: StandIn, members: dist.ProcessGroup, bounds: Bounds = Bounds(5.0, 1.0)) -> CudaProcessGroup:  # noqa: B008
+    """A rank on a stand-in, with heaps in shared memory."""
+    world, rank = dist.get_world_size(members), dist.get_rank(members)
+    memories = [m[-m.data_ptr() % ALIGNMENT :][:HEAP] for m in share(members, HEAP + ALIGNMENT)]
+    lane = CudaLane(device, HeapLayout(world, HEAP, 2, SIGNALS), memories, device.sms, bounds)  # type: ignore[arg-type]
+    group = CudaProcessGroup(members, lane)
+    group.stream = device.current()  # type: ignore[attr-defined]
+    groups = [group if r == rank else SimpleNamespace(runs=0) for r in range(world)]
+    device.world = SimpleNamespace(world=world, lane=group.lane, groups=groups)  # type: ignore[assignment]
+    return group

@@ -4,7 +4,6 @@ GPUs, tests/runtime/test_on_gpu.py."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,40 +11,14 @@ import torch
 import torch.distributed as dist
 
 import tilelink as tk
-from tests.runtime.cuda_stand_in import StandIn
+from tests.runtime.cuda_stand_in import HEAP, SIGNALS, StandIn, rank_on
 from tests.runtime.inputs import SMALL, Inputs
 from tests.runtime.processes import Pool
-from tilelink.analysis.placement import ALIGNMENT
 from tilelink.errors import CaptureError, NeverEnteredError, RankMismatchError, StuckError, WorldError
 from tilelink.frontend.kept import Kept
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
-from tilelink.runtime.board import share
-from tilelink.runtime.bounds import Bounds
-from tilelink.runtime.cuda.lane import CudaLane
 from tilelink.runtime.cuda.process_group import CudaProcessGroup
 from tilelink.runtime.lane import HOST, Reason, Report
-from tilelink.runtime.layout import HeapLayout
-
-HEAP, SIGNALS = 1 << 20, 1 << 12
-
-
-def made(device: StandIn, members: dist.ProcessGroup, bounds: Bounds = Bounds(5.0, 1.0)) -> CudaProcessGroup:  # noqa: B008
-    """A rank on a stand-in, with heaps in shared memory."""
-    world, rank = dist.get_world_size(members), dist.get_rank(members)
-    memories = [m[-m.data_ptr() % ALIGNMENT :][:HEAP] for m in share(members, HEAP + ALIGNMENT)]
-    lane = CudaLane(device, HeapLayout(world, HEAP, 2, SIGNALS), memories, device.sms, bounds)  # type: ignore[arg-type]
-    group = CudaProcessGroup(members, lane)
-    group.stream = device.current()  # type: ignore[attr-defined]
-    groups = [group if r == rank else SimpleNamespace(runs=0) for r in range(world)]
-    device.world = SimpleNamespace(world=world, lane=group.lane, groups=groups)  # type: ignore[assignment]
-    return group
-
-
-@pytest.fixture
-def on_stand_in(alone: dist.ProcessGroup) -> tuple[CudaProcessGroup, StandIn]:
-    """The only rank of its group, on a stand-in."""
-    device = StandIn()
-    return made(device, alone), device
 
 
 def test_calls_graphs_and_results(on_stand_in: tuple[CudaProcessGroup, StandIn]) -> None:
@@ -112,7 +85,7 @@ def pool() -> Iterator[Pool]:
 def calls_differently(schedules: list[str]) -> None:
     assert dist.group.WORLD is not None
     device = StandIn()
-    group = made(device, dist.group.WORLD)
+    group = rank_on(device, dist.group.WORLD)
     inputs = Inputs(2)
     try:
         inputs.call(group, SMALL[schedules[group.rank]])
@@ -129,7 +102,7 @@ def test_ranks_that_call_differently(pool: Pool) -> None:
 def tensors_lie_otherwise_on_one_rank() -> None:
     assert dist.group.WORLD is not None
     device = StandIn()
-    group, inputs = made(device, dist.group.WORLD), Inputs(2)
+    group, inputs = rank_on(device, dist.group.WORLD), Inputs(2)
     for _ in range(2):  # a slot each
         inputs.call(group)
     if group.rank == 1:
@@ -149,7 +122,7 @@ def test_what_is_new_to_one_rank_waits_for_no_other(pool: Pool) -> None:
 def what_was_agreed_on_went() -> None:
     """Two calls are remembered, of one kind in two slots: another kind takes their place, on all ranks alike."""
     assert dist.group.WORLD is not None
-    group, first, second = made(StandIn(), dist.group.WORLD), Inputs(2, rows=3), Inputs(2, rows=5)
+    group, first, second = rank_on(StandIn(), dist.group.WORLD), Inputs(2, rows=3), Inputs(2, rows=5)
     group._agreed = Kept(2)
     for inputs in (first, first, first, second, second):
         inputs.call(group)

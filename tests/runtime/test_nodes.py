@@ -19,11 +19,10 @@ import torch
 import torch.distributed as dist
 
 import tilelink as tk
-from tests.runtime.cuda_stand_in import StandIn
+from tests.runtime.cuda_stand_in import StandIn, rank_on
 from tests.runtime.inputs import SMALL as SMALL_TILES
 from tests.runtime.nvshmem_stand_in import Library
 from tests.runtime.processes import Pool, members
-from tests.runtime.test_cuda_process_group import made
 from tilelink.backend import nvshmem as bitcode
 from tilelink.errors import FarAccessError, NvshmemError, RankDiedError, RankMismatchError, Site, WorldError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
@@ -315,7 +314,7 @@ def test_a_rank_that_calls_and_ends_while_it_is_looked_for(
     alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it posted before its end counts."""
-    group = made(StandIn(sms=12), alone)
+    group = rank_on(StandIn(sms=12), alone)
     seen = iter([False, False, True, True])
     board = SimpleNamespace(
         posted=lambda rank, number: next(seen), ended=lambda rank: True, post=lambda post: None,

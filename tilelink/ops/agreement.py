@@ -16,38 +16,44 @@ from tilelink.analysis.machine import machine, machine_of_device
 from tilelink.errors import ArgumentError, RankFailedError, RankMismatchError, Site, TileLinkError
 from tilelink.ops.checks import check_devices, named_tensors
 from tilelink.ops.collectives import Members
+from tilelink.ops.known import MACHINE
 from tilelink.ops.plain import Maybe, Plain, Tensors
 from tilelink.ops.programs import path_of, reserved_on
 from tilelink.runtime.agreement import gathered, mismatch
 
 T = TypeVar("T")
-MACHINE = "TILELINK_MACHINE"
-"""The environment variable with the machine: a name of `tilelink machine list`, or the path of a description."""
 _machines: WeakKeyDictionary[dist.ProcessGroup, list[dict[str, str]]] = WeakKeyDictionary()
 """For each group that has agreed on a call on CUDA devices: `told_of_machine` of each rank."""
 
 
-def agree(members: Members, device: torch.device, tell: Callable[[], Mapping[str, Any]]) -> None:
-    """Returns if `tell()` describes the call alike on all ranks. Raises what `tell()` raises, RankFailedError if it
-    raises on another rank, and RankMismatchError if calls differ.
+def agree(members: Members, device: torch.device, tell: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Returns `tell()`, which describes the call, if it is alike on all ranks. Raises what `tell()` raises,
+    RankFailedError if it raises on another rank, and RankMismatchError if calls differ.
 
     On a CPU each call is compared. On CUDA devices all ranks compare the first call of a group that programs compute.
     The lane of the group compares later calls that are new to it.
     """
-    site, error = Site.of_user(), None
+    error, told = None, dict[str, Any]()
     try:
-        told = dict(tell())
+        told |= tell()
     except TileLinkError as e:
-        error, told = type(e)(e.message, site), {"raised": f"{type(e).__name__}: {e.message}"}
+        error, told = type(e)(e.message, Site.of_user()), {"raised": f"{type(e).__name__}: {e.message}"}
     if device.type == "cpu":
         if not _same(members, told) or error is not None:
-            _raise_difference(gathered(members.group, told), site, error)
+            _raise_difference(gathered(members.group, told), error)
     elif members.group not in _machines and _by_programs(device):
         calls = gathered(members.group, (told, _described(members, device)))
-        _raise_difference([call for call, _ in calls], site, error)
+        _raise_difference([call for call, _ in calls], error)
         _machines[members.group] = [described for _, described in calls]
     elif error is not None:
         raise error from None
+    return told
+
+
+def agree_again(group_name: str, x: torch.Tensor, told: Mapping[str, Any]) -> None:
+    """As `agree`, for a call like one on which the ranks agreed: on CUDA devices there is nothing left to compare."""
+    if not x.is_cuda:
+        agree(Members.named(group_name), x.device, lambda: told)
 
 
 def raised_everywhere(group_name: str, made: Callable[[], T], of: str, *given: Any) -> T:
@@ -151,15 +157,18 @@ def _described(members: Members, device: torch.device) -> dict[str, str]:
 
 def _same(members: Members, told: Mapping[str, Any]) -> bool:
     """Whether all ranks tell the same. All ranks get the same answer."""
+    if members.world == 1:
+        return True
     digest = hashlib.blake2b(repr(told).encode(), digest_size=16).digest()
     word = torch.frombuffer(bytearray(digest), dtype=torch.int64)[None]
     return bool((members.all_gather(word, [1] * members.world)() == word).all())
 
 
-def _raise_difference(told: Sequence[Mapping[str, Any]], site: Site, error: TileLinkError | None) -> None:
+def _raise_difference(told: Sequence[Mapping[str, Any]], error: TileLinkError | None) -> None:
     """Raises the error of this rank, the error of another rank, or an error with the difference between the ranks."""
     if error is not None:
         raise error from None
+    site = Site.of_user()
     for rank, theirs in enumerate(told):
         if "raised" in theirs:
             raise RankFailedError(f"rank {rank} raised {theirs['raised']}", site)

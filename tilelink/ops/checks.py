@@ -15,16 +15,22 @@ from tilelink.errors import ArgumentError, DeviceError, DtypeError, ShapeError, 
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 REDUCE_OPS = ("sum", "avg")
+OF_TENSORS = ("torch.Tensor", "Tensors", "torch.Tensor | None", "Maybe")
+"""Annotations of arguments for which a tensor may be given."""
 T = TypeVar("T", torch.Tensor, torch.Tensor | None)
+
+
+def in_autocast(x: torch.Tensor) -> bool:
+    """Whether `torch.autocast` is enabled for the device of x."""
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)  # torch raises for "meta", which has none
 
 
 def cast_for(x: torch.Tensor) -> Callable[[T], T]:
     """Returns a function that casts a tensor to the autocast dtype of x's device; outside of `torch.autocast` it
     returns the tensor unchanged. Gradients have the dtype of the given tensor."""
-    kind = x.device.type
-    if not torch.is_autocast_enabled(kind):
+    if not in_autocast(x):
         return lambda tensor: tensor
-    dtype = torch.get_autocast_dtype(kind)
+    dtype = torch.get_autocast_dtype(x.device.type)
 
     def cast(tensor: T) -> T:  # torch.autocast leaves other dtypes alone, and the operator refuses them
         return tensor.to(dtype) if tensor is not None and tensor.dtype in DTYPES else tensor
@@ -34,8 +40,7 @@ def cast_for(x: torch.Tensor) -> Callable[[T], T]:
 
 def no_autocast(x: torch.Tensor) -> AbstractContextManager[object]:
     """Returns a context without autocast, in which sums in float32 stay in float32."""
-    kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    return torch.autocast(x.device.type, enabled=False) if in_autocast(x) else nullcontext()
 
 
 def check_dim(x: torch.Tensor, dim: int, name: str) -> int:
@@ -122,6 +127,8 @@ def check_tensor(name: str, value: Any) -> None:
 def check_type(name: str, value: Any, kind: str) -> None:
     """Checks that an argument of an operator has the type `kind`, an annotation. One tensor may stand for several.
     Raises ArgumentError."""
+    if type(value) is torch.Tensor and kind in OF_TENSORS:  # quickest first
+        return
     if value is None and (kind.endswith("| None") or kind == "Maybe"):
         return
     match kind:
@@ -138,7 +145,9 @@ def check_type(name: str, value: Any, kind: str) -> None:
 
 
 def _is_integer(value: Any) -> bool:
-    return isinstance(value, SupportsIndex) and not isinstance(value, bool) and abs(operator.index(value)) < 1 << 63
+    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, SupportsIndex)):
+        return False
+    return abs(operator.index(value)) < 1 << 63
 
 
 def _are_integers(value: Any) -> bool:

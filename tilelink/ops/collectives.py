@@ -39,8 +39,8 @@ class Members:
 
     @classmethod
     def named(cls, name: str) -> Self:
-        group = c10d._resolve_process_group(name)  # type: ignore[arg-type, attr-defined]  # a private name
-        return cls(group, dist.get_rank(group), dist.get_world_size(group))
+        group = group_named(name)
+        return cls(group, group.rank(), group.size())
 
     def all_gather(self, rows: torch.Tensor, lengths: Sequence[int]) -> Later:
         """Returns the rows of all ranks, one rank under the other; `lengths` has the number of rows of each rank."""
@@ -96,6 +96,12 @@ class Traced(Members):
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(x)
+
+
+def group_named(name: str) -> dist.ProcessGroup:
+    """Returns the group with this name."""
+    found: dist.ProcessGroup = c10d._resolve_process_group(name)  # type: ignore[arg-type, attr-defined]  # private
+    return found
 
 
 def world_of(name: str) -> int:

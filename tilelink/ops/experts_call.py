@@ -11,7 +11,7 @@ from tilelink.errors import ShapeError
 from tilelink.ops.checks import check_dtype, check_one_dtype
 from tilelink.ops.operator import Call
 from tilelink.ops.plain import Plain
-from tilelink.ops.programs import Programs, path_of
+from tilelink.ops.programs import path_of
 from tilelink.plans.layer_plans import OF_ROWS, Pair, plan_of
 from tilelink.plans.names import AUTO, Plan, names_program
 from tilelink.programs.program import Program
@@ -71,12 +71,11 @@ class OfExperts(Call):
         given = {n: getattr(self, n) for n in self.__dataclass_fields__ if n not in ("group_name", "plan")}
         return {n: tuple(v.shape) if isinstance(v, torch.Tensor) else v for n, v in given.items()}
 
-    def _path(self) -> Plain:
-        """Returns who computes the call. Such calls are not predicted, so "auto" takes the first schedule."""
-        path = path_of(self.x.device, self.plan)
-        if path is Plain or not self.x.numel():
-            return Plain(self.members)
-        return Programs(self.members, self.plan_of_path())
+    def _plan(self) -> Plan | None:
+        """Returns the plan of the call. Such calls are not predicted, so "auto" takes the first schedule."""
+        if path_of(self.x.device, self.plan) is Plain or not self.x.numel():
+            return None
+        return self.plan_of_path()
 
     def plan_of_path(self) -> Plan:
         """Returns the program in the schedule that the call names."""

@@ -20,6 +20,7 @@ from tilelink.ops.checks import (
     check_one_dtype,
     check_tensor,
     check_tensors,
+    in_autocast,
     no_autocast,
     short,
 )
@@ -210,7 +211,7 @@ def _check(
             f"{said}; they must be (..., K), (..., top) and (..., top) of the same tokens, top > 0", Site.of_user()
         )
     check_experts(gate_up.shape, down.shape, width=x.shape[-1])
-    if not torch.is_autocast_enabled(x.device.type):
+    if not in_autocast(x):
         check_dtype(x.dtype)
         check_one_dtype(x, {"gate_up": gate_up, "down": down})
     check_activation(activation)

@@ -7,9 +7,10 @@ call, say what the ranks must have alike, which plan the call needs and what a p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
+from operator import index
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import torch
@@ -17,11 +18,21 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from tilelink.errors import ArgumentError, MachineError, MachineMemoryError
-from tilelink.ops.agreement import agree, agree_on_devices, agreed_machine, raise_everywhere, told_of_machine
-from tilelink.ops.checks import cast_for, check_type, no_autocast, short
-from tilelink.ops.collectives import Members, Traced, name_of_group
+from tilelink.ops.agreement import (
+    agree,
+    agree_again,
+    agree_on_devices,
+    agreed_machine,
+    raise_everywhere,
+    told_of_machine,
+)
+from tilelink.ops.checks import cast_for, check_type, in_autocast, no_autocast, short
+from tilelink.ops.collectives import Members, Traced, group_named, name_of_group
+from tilelink.ops.eager import Differentiated, has_gradient, only_called
+from tilelink.ops.known import Known, key, known_calls
 from tilelink.ops.plain import Maybe, Plain, Tensors
-from tilelink.ops.programs import Programs, path_of, reserved_on
+from tilelink.ops.programs import Programs, path_of, preparing, reserved_on
+from tilelink.ops.repeated import Watch, each
 from tilelink.plans import choose
 from tilelink.plans.names import AUTO, TORCH, Plan, planned
 
@@ -31,6 +42,11 @@ SCHEMA = {
     "bool": "bool", "str": "str", "str | None": "str?",
 }  # fmt: skip
 """The type in the schema of an operator, by the annotation of a field. For a list or None, see `Operator`."""
+CONVERTED: dict[str, Callable[[Any], Any]] = {
+    "int": index, "Sequence[int]": lambda given: list(map(index, given)),
+    "Sequence[int] | None": lambda given: None if given is None else list(map(index, given)),
+}  # fmt: skip
+"""The conversion that the dispatcher makes of an argument, by the annotation of a field."""
 
 
 class Asked(NamedTuple):
@@ -115,9 +131,26 @@ class Call:
     # ---- the same for all calls
 
     def __call__(self) -> Any:
-        """Checks the call, compares it with the calls of the other ranks, and computes it."""
-        agree(self.members, self.x.device, self._tell)
-        return self.run(self._path())
+        """Checks the call, compares it with the calls of the other ranks, and computes it. A call like an earlier one
+        of the group is not checked again."""
+        given, members, device = dict(vars(self)), self.members, self.x.device
+        calls, kind = known_calls(members.group), key(self.name, given.values())
+        known = calls.get(kind)
+        if known is None:
+            told = agree(members, device, self._tell)
+            found = {n: v for n, v in vars(self).items() if n != "members" and v is not given.get(n, calls)}
+            known = Known(told, found, self._plan())
+            calls.put(kind, known)
+            return self.run(_path(members, known.plan))
+        agree_again(self.group_name, self.x, known.told)
+        vars(self).update(known.found)
+        path = _path(members, known.plan)
+        if known.watched or not (isinstance(path, Programs) and path.repeats(self.x)):
+            return self.run(path)
+        with Watch(_tensors(given.values())) as watch:
+            results = self.run(path)
+        known.repeat, known.watched = watch.repeat(results), True
+        return results
 
     def _tell(self) -> Mapping[str, Any]:
         self.check()
@@ -131,19 +164,31 @@ class Call:
     def _wanted(self) -> str | None:
         return TORCH if self.plan == AUTO and self.planless() else self.plan
 
-    def _path(self) -> Plain:
-        """Returns who computes the call: by the plan that it names or, for "auto", by the plan that is predicted to be
-        the fastest. All ranks choose it alike, since they agree on its inputs. Plain torch computes empty matrices."""
+    def _plan(self) -> Plan | None:
+        """Returns the plan of the call, for "auto" the one that is predicted to be the fastest; None if plain torch
+        computes. All ranks choose it alike, since they agree on its inputs. Plain torch computes empty matrices."""
         device, asked = self.x.device, self.asked()
-        path = path_of(device, self._wanted)
-        if path is Plain or asked.empty:
-            return Plain(self.members)
-        if self._wanted == AUTO:
-            machine, reserved = agreed_machine(self.members, device), reserved_on(self.members, device)
-            plan = fastest(asked, self.members.world, machine, self.x.dtype, reserved)
-        else:
-            plan = planned(asked.operator, self._wanted)
-        return Plain(self.members) if plan is None else Programs(self.members, plan)
+        if path_of(device, self._wanted) is Plain or asked.empty:
+            return None
+        if self._wanted != AUTO:
+            return planned(asked.operator, self._wanted)
+        machine, reserved = agreed_machine(self.members, device), reserved_on(self.members, device)
+        return fastest(asked, self.members.world, machine, self.x.dtype, reserved)
+
+
+def _path(members: Members, plan: Plan | None) -> Plain:
+    return Plain(members) if plan is None else Programs(members, plan)
+
+
+def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
+    """The tensors among the values of arguments, also in lists."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += [t for t in value if isinstance(t, torch.Tensor)]
+    return found
 
 
 class Operator:
@@ -158,9 +203,15 @@ class Operator:
             self.evenly = _registered(call, name, {n: t for n, t in arguments.items() if n != "lengths"})
             name += "_uneven"
         self.made = _registered(call, name, arguments)
+        self.call, self.group_at = call, self.names.index("group_name")
+        self.backward = _backward(call, arguments)
+        self.converted = [(at, CONVERTED[k]) for at, k in enumerate(arguments.values()) if k in CONVERTED]
 
     def __call__(self, **given: Any) -> Any:
         """Calls the operator with the arguments of the description, by name."""
+        values = [given[n] for n in self.names]
+        if only_called(tensors := _tensors(values)):
+            return self._eagerly(values, tensors)
         if not torch.compiler.is_compiling():
             self._check_tangents(given)
         if self.evenly is not None:
@@ -168,6 +219,36 @@ class Operator:
                 return self.evenly(*[given[n] for n in self.names if n != "lengths"])
             given["lengths"] = list(given["lengths"])
         return self.made(*[given[n] for n in self.names])
+
+    def _eagerly(self, values: list[Any], tensors: Sequence[torch.Tensor]) -> Any:
+        """Calls the operator past torch's dispatcher."""
+        for at, convert in self.converted:
+            values[at] = convert(values[at])
+        if not has_gradient(tensors):
+            return self.computed(values, tensors)
+        if self.call.backward is Call.backward:
+            return self.made(*values)
+        nesting: list[Any] = []
+        flat = Differentiated.apply(self, values, nesting, *tensors)
+        return each(flat.__getitem__, nesting[0])
+
+    def computed(self, values: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
+        """Returns the results, without a gradient. `tensors`: those among the values of arguments."""
+        name = values[self.group_at]
+        known = known_calls(group_named(name)).get(key(self.call.name, values))
+        if known is not None and known.repeat is not None and not preparing():
+            agree_again(name, tensors[0], known.told)
+            results = known.repeat(tensors)
+            if results is not None:
+                return results
+        return _no_views(self.call(*values)())
+
+    def setup(self, ctx: Any, values: Sequence[Any], results: Any) -> None:
+        """Keeps in `ctx` what `backward` needs."""
+        ctx.set_materialize_grads(False)
+        made = self.call(*values)
+        made.check()
+        made.setup(ctx, results)
 
     def check(self, group: Any, **given: Any) -> None:
         """Checks the types of arguments, before torch does. Raises ArgumentError; the other ranks raise
@@ -183,20 +264,25 @@ class Operator:
     def _check_tangents(self, given: Mapping[str, Any]) -> None:
         """Raises ArgumentError for tangents of forward-mode differentiation, which torch would drop silently."""
         for name, value in given.items():
-            for t in value if isinstance(value, list | tuple) else (value,):
-                if isinstance(t, torch.Tensor) and unpack_dual(t).tangent is not None:
-                    raise ArgumentError(f"{name} has a tangent; operators have no forward-mode derivative")
+            if any(unpack_dual(t).tangent is not None for t in _tensors([value])):
+                raise ArgumentError(f"{name} has a tangent; operators have no forward-mode derivative")
 
     def called(self, group: Any, x: torch.Tensor, weights: Tensors, biases: Maybe, **given: Any) -> Any:
         """Calls the operator for a user: finds the group, checks devices, casts to the dtype of `torch.autocast`."""
         name = name_of_group(group)
         agree_on_devices(name, x, weights, biases)
-        cast = cast_for(x)
-        x, weights, biases = cast(x), [cast(w) for w in weights], [cast(b) for b in biases]
+        if in_autocast(x):
+            cast = cast_for(x)
+            x, weights, biases = cast(x), [cast(w) for w in weights], [cast(b) for b in biases]
         if "weight" in self.names:  # the description has one weight
             given |= {"weight": weights[0], "bias": biases[0]}
         with no_autocast(x):
             return self(x=x, weights=weights, biases=biases, group_name=name, **given)
+
+
+def _no_views(results: Any) -> Any:
+    """Results that are no views: torch forbids to change such views in place (`y.relu_()`)."""
+    return each(lambda result: result.data, results)
 
 
 def _registered(call: type[Call], name: str, arguments: Mapping[str, str]) -> Callable[..., Any]:
@@ -217,13 +303,8 @@ def _registered(call: type[Call], name: str, arguments: Mapping[str, str]) -> Ca
         made.check()
         made.setup(ctx, output)
 
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        found = call.backward(ctx, *grads) if any(g is not None for g in grads) else {}
-        return tuple(found.get(n) for n in arguments)
-
     def computed(*given: Any, **named: Any) -> Any:
-        """Returns results that are no views: torch forbids to change such views in place (`y.relu_()`)."""
-        return tree_map_only(torch.Tensor, lambda t: t.data, of(given, **named)())
+        return _no_views(of(given, **named)())
 
     schema = ", ".join(f"{SCHEMA[kind]} {argument}" for argument, kind in arguments.items())
     make = torch.library.custom_op(
@@ -233,8 +314,18 @@ def _registered(call: type[Call], name: str, arguments: Mapping[str, str]) -> Ca
     made = make(computed)
     made.register_fake(fake)
     if call.backward is not Call.backward:
-        made.register_autograd(once(call.name, backward), setup_context=setup)
+        made.register_autograd(_backward(call, arguments), setup_context=setup)
     return made
+
+
+def _backward(call: type[Call], arguments: Iterable[str]) -> Backward:
+    """The backward of a description, which returns the gradients of all arguments."""
+
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        found = call.backward(ctx, *grads) if any(g is not None for g in grads) else {}
+        return tuple(found.get(n) for n in arguments)
+
+    return once(call.name, backward)
 
 
 def once(name: str, backward: Backward) -> Backward:

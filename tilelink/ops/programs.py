@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
@@ -17,10 +17,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tilelink.errors import ArgumentError, WorldError, listed
 from tilelink.frontend.kept import kept
+from tilelink.frontend.routes import Integers
 from tilelink.kernels.all_gather import all_gather as all_gather_program
 from tilelink.ops.collectives import Later, Members
+from tilelink.ops.known import BACKEND
 from tilelink.ops.plain import Maybe, Plain, Tensors
+from tilelink.ops.repeated import allocated, called
 from tilelink.plans.names import TORCH, Plan
+from tilelink.programs.given import Call
 from tilelink.programs.program import Program
 from tilelink.runtime.groups import group, reserved_by_default
 from tilelink.runtime.process_group import ProcessGroup
@@ -35,9 +39,9 @@ _preparing = False
 def path_of(device: torch.device, plan: str | None = None) -> type[Plain]:
     """Returns who computes: `Programs` on CUDA devices, and on a CPU if TILELINK_BACKEND is "interpret"; else `Plain`.
     "torch", as TILELINK_BACKEND or as plan, asks for `Plain` on any device. Raises ArgumentError."""
-    wanted = os.environ.get("TILELINK_BACKEND") or ("interpret" if device.type == "cuda" else "torch")
+    wanted = os.environ.get(BACKEND) or ("interpret" if device.type == "cuda" else "torch")
     if wanted not in BACKENDS:
-        raise ArgumentError(f"TILELINK_BACKEND is {wanted!r}; it must be one of {listed(BACKENDS, wanted)}")
+        raise ArgumentError(f"{BACKEND} is {wanted!r}; it must be one of {listed(BACKENDS, wanted)}")
     return Plain if TORCH in (wanted, plan) else Programs
 
 
@@ -63,7 +67,7 @@ class Programs(Plain):
             self.call(given(rows), [given(w).mT for w in weights], out=outs, bias=bias, parts={"M": lengths})
             return self.all_gather(rows, lengths)() if keep else None, outs
         full = self.empty(rows, (M, rows.shape[1])) if keep else None
-        self.call(rows, [w.T for w in weights], out=outs, bias=bias, gathered=full, parts={"M": lengths})
+        self.call(rows, [w.t() for w in weights], out=outs, bias=bias, gathered=full, parts={"M": lengths})
         return full, outs
 
     def linear_scatter(
@@ -76,7 +80,7 @@ class Programs(Plain):
         mean: bool = False,
     ) -> Later:
         out = self.empty(x, (lengths[self.members.rank], len(weight)), dtype)
-        self.call(x, weight.T, out=out, parts={"M": lengths}, **self.ending(bias, mean))
+        self.call(x, weight.t(), out=out, parts={"M": lengths}, **self.ending(bias, mean))
         return lambda: out
 
     def ending(self, bias: torch.Tensor | None, mean: bool) -> dict[str, Any]:
@@ -89,16 +93,36 @@ class Programs(Plain):
 
     def empty(self, like: torch.Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Returns memory for a result on the device of `like`, by default of its dtype."""
-        return lane(self.members.group, device=like.device.type).allocate(tuple(shape), dtype or like.dtype)
+        return allocated(self.lane(like), tuple(shape), dtype or like.dtype)
 
     def call(self, *tensors: Any, **options: Any) -> None:
         """Calls the program of the plan, or prepares the call inside `prepare`. The caller gives the outputs."""
         self._run(self.plan.program, *tensors, schedule=self.plan.schedule, **options)
 
-    def _run(self, program: Program, *tensors: Any, **options: Any) -> None:
+    def _run(
+        self, program: Program, *tensors: Any, parts: Mapping[str, Sequence[int]] | None = None, **options: Any
+    ) -> None:
         first = tensors[0][0] if isinstance(tensors[0], list) else tensors[0]
-        do = program.prepare if _preparing else program
-        do(*tensors, group=lane(self.members.group, device=first.device.type), **options)
+        if parts is not None:
+            options["parts"] = {d: _integers(tuple(lengths)) for d, lengths in parts.items()}
+        call = Call.of(program, tensors, options.pop("schedule", None), options)
+        if _preparing:
+            self.lane(first).prepare_call(call)
+        else:
+            called(self.lane(first), call)
+
+    def lane(self, like: torch.Tensor) -> ProcessGroup:
+        """Returns the lane of the group on the device of a tensor."""
+        return lane(self.members.group, device=like.device.type)
+
+    def repeats(self, like: torch.Tensor) -> bool:
+        """Whether calls on the device of a tensor can be repeated the short way."""
+        return not _preparing and self.lane(like).repeats
+
+
+@kept()
+def _integers(lengths: tuple[int, ...]) -> Integers | None:
+    return Integers.of(lengths)
 
 
 def mean(total):  # type: ignore[no-untyped-def]
@@ -166,6 +190,11 @@ def prepare(operator: Callable[..., Any], x: torch.Tensor, *tensors: Any, **opti
 
 def _has_gradient(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def preparing() -> bool:
+    """Whether programs are prepared now, and not launched."""
+    return _preparing
 
 
 @contextmanager

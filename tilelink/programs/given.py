@@ -3,6 +3,7 @@ tensors and sizes as the variant has them."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -66,25 +67,50 @@ class Call(NamedTuple):
         flat = self._flat()
         return dict(zip(flat.program.parameters, flat.tensors, strict=False)) | dict(flat.named)
 
+    def by_name(self) -> dict[str, Any]:
+        """The tensors of the ordinary program, by name; None for one that is absent."""
+        values = self.values
+        return {n: _at(place, values) for n, place in self.places().items()}
+
     def results(self, made: Any) -> Any:
         """The results of the call, from those of the ordinary program. If lists were given, results that belong to a
         list are in a list."""
+        return arranged(made, self.arrangement())
+
+    def arrangement(self) -> Arrangement:
+        """Where the results of the call are among those of the ordinary program."""
         if not self.program.varies or not any(isinstance(v, list | tuple) for v in self.values):
-            return made
+            return None
         program, tensors, named, *_ = self.of_variant()
-        left = iter(made if isinstance(made, tuple) else (made,))
         given = dict(zip(program.parameters, tensors, strict=False)) | dict(named)
         present = {n for n, value in given.items() if value is not None}
         kinds = {t.name: t.kind for t in program.recorded(program.optional - present).tensors}
-        found: list[Any] = []
+        found, left = list[int | tuple[int | None, ...]](), itertools.count()
         for name, members in program.flattened.items():
             if any(kinds.get(n) == "output" for n, _ in members):
-                of_list = [next(left) if n in kinds else None for n, _ in members]
-                found.append(of_list if isinstance(program.declared[name], Each) else of_list[0])
-        return found[0] if len(found) == 1 else tuple(found)
+                of_list = tuple(next(left) if n in kinds else None for n, _ in members)
+                one = of_list[0]
+                found.append(one if one is not None and not isinstance(program.declared[name], Each) else of_list)
+        return tuple(found)
 
     def _flat(self) -> _Flat:
         return _flattened(self.program, len(self.tensors), tuple(self.named), tuple(map(_kind, self.values)))
+
+
+Arrangement = tuple[int | tuple[int | None, ...], ...] | None
+"""The places of a call's results among those of the ordinary program: a number, or for a list a number for each member,
+None for one that is absent. None if the results are the same."""
+
+
+def arranged(made: Any, arrangement: Arrangement) -> Any:
+    """The results of a call, from those of the ordinary program."""
+    if arrangement is None:
+        return made
+    all_made = made if isinstance(made, tuple) else (made,)
+    found = tuple(
+        all_made[at] if isinstance(at, int) else [None if k is None else all_made[k] for k in at] for at in arrangement
+    )
+    return found[0] if len(found) == 1 else found
 
 
 def normal_parts(parts: Any) -> Any:

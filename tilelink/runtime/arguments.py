@@ -250,18 +250,20 @@ def _plain(given: Any) -> tuple[Any, ...]:
     return given.plain if isinstance(given, Integers) else tuple(given)
 
 
-def check_overlap(outputs: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raises ArgumentError if an output shares memory with another tensor, or if it takes too long to find out."""
-    lies = {n: (t.data_ptr(), t.data_ptr() + _reach(t)) for n, t in tensors.items()}
+def check_overlap(outputs: Iterable[str], tensors: Mapping[str, Any], reaches: Mapping[str, int] | None = None) -> None:
+    """Raises ArgumentError if an output shares memory with another tensor, or if it takes too long to find out.
+    `reaches`: `reach` of each tensor, where it is known; tensors without it are absent."""
+    reaches = {n: reach(t) for n, t in tensors.items()} if reaches is None else reaches
+    begins = {n: tensors[n].data_ptr() for n in reaches}
     for out in outputs:
-        for other in tensors:
-            (first, end), (begins, ends) = lies[out], lies[other]
-            if other != out and first < ends and begins < end and _share(tensors[out], tensors[other]):
+        first, end = begins[out], begins[out] + reaches[out]
+        for other, begin in begins.items():
+            if begin < end and first < begin + reaches[other] and other != out and _share(tensors[out], tensors[other]):
                 what = f"{out} shares memory with {other}: it would be overwritten while peers read it"
                 raise ArgumentError(what, Site.of_user())
 
 
-def _reach(t: torch.Tensor) -> int:
+def reach(t: torch.Tensor) -> int:
     """Bytes from the first element of a tensor to the end of its last one."""
     return t.itemsize * (1 + sum([(n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)])) if t.numel() else 0
 

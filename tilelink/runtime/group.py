@@ -4,8 +4,8 @@ the program, picks a slot, compares the call with the other ranks, and launches 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 
@@ -19,18 +19,23 @@ from tilelink.runtime.launch import Record, Run
 from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.timestamps import TimedRun
 
+Again = Callable[[Mapping[str, torch.Tensor]], bool]
+"""Makes a call again, with other tensors, by name, which lie as before; False if nothing was done, since the call has
+to be made in full."""
 KEPT_RUNS = 64
 """The number of latest runs that a report can name."""
 
 
 class Group(ABC):
     """A rank of a lane, and the way to call programs. `runs`: how many it has launched; `recent`: the latest of them;
-    `timed`: the records of its workers in the last timed run.
+    `timed`: the records of its workers in the last timed run. `repeats`: whether calls can be `repeated`.
 
     A kind of world is a subclass with the three methods below, and a kind of `Lane`. A subclass that keeps its work for
     a call overrides `call` instead of `launch`. Values of parameters and outputs come from
     `tilelink.runtime.launch.Run`.
     """
+
+    repeats: ClassVar[bool] = False
 
     def __init__(self, lane: Lane, rank: int) -> None:
         self.lane, self.rank, self.runs = lane, rank, 0
@@ -68,6 +73,10 @@ class Group(ABC):
     def prepare_call(self, call: Call) -> None:
         """Checks a call, and does the work that calls like it need once. Launches nothing. Every rank calls it."""
         self._checked(call.of_variant(), Site.of_user())
+
+    def repeated(self, call: Call) -> Again | None:
+        """A short way to make calls like this one, which was made, if there is one and the call gives all results."""
+        return None
 
     def make(self, call: Call) -> Run:
         """Checks a call of an ordinary program, compares it with the other ranks' calls, and returns its run."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,12 +14,12 @@ from triton.runtime import JITFunction
 from tilelink.errors import CaptureError, Site, WorldError
 from tilelink.frontend.kept import Kept, kept
 from tilelink.frontend.routes import Integers
-from tilelink.programs.given import Call, Place
+from tilelink.programs.given import Arrangement, Call, Place, arranged
 from tilelink.programs.program import Program
-from tilelink.runtime.arguments import check_overlap
+from tilelink.runtime.arguments import check_overlap, reach
 from tilelink.runtime.cuda.lane import CudaLane
 from tilelink.runtime.cuda.script import Script, Streams
-from tilelink.runtime.group import Group
+from tilelink.runtime.group import Again, Group
 from tilelink.runtime.lane import Report
 from tilelink.runtime.launch import Record
 
@@ -31,6 +32,7 @@ class CudaGroup(Group):
     run, it first waits for the runs that were launched."""
 
     lane: CudaLane
+    repeats = True
 
     def __init__(self, lane: CudaLane, rank: int) -> None:
         Group.__init__(self, lane, rank)
@@ -65,19 +67,38 @@ class CudaGroup(Group):
             known, script = self._script(call, key)
         tensors = known.tensors(call)
         if script.given_results:
-            check_overlap(script.given_results, {n: t for n, t in tensors.items() if t is not None})
+            check_overlap(script.given_results, tensors, known.reaches)
         for name, result in script.outputs.items():
             tensors[name] = result.allocated(device.empty)
+        if capturing:  # a replay needs its tables and kernels for as long as there may be one
+            self._captured[id(script)] = script
+        self._do(script, tensors)
+        self.remember_times(script.record.prepared, tensors)
+        made = [tensors[n] for n in script.returned]
+        return arranged(made[0] if len(made) == 1 else tuple(made), known.arrangement)
+
+    def repeated(self, call: Call) -> Again | None:
+        """As `Group.repeated`; the call must allocate its own results, or given ones that share no memory."""
+        known = self._known.get(_key(call))
+        if known is None or call.slot is not None or call.timed or any(s.outputs for s in known.scripts.values()):
+            return None
+        return partial(self._again, known)
+
+    def _again(self, known: _Known, tensors: Mapping[str, torch.Tensor]) -> bool:
+        if self._flag[0]:
+            self.check()
+        script = known.script(None, self.runs)
+        if script is None or not self.agreed(script) or self.lane.device.capturing():
+            return False
+        self._do(script, tensors)
+        return True
+
+    def _do(self, script: Script, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Launches the next run of the rank."""
         number, self.runs = self.runs, self.runs + 1
         stream = self.in_order()
         self.remember(number, script.record)
-        if capturing:  # a replay needs its tables and kernels for as long as there may be one
-            self._captured[id(script)] = script
         self.play(script, tensors, Streams(stream, self._engine))
-        self.remember_times(script.record.prepared, tensors)
-        made = [tensors[n] for n in script.returned]
-        found = made[0] if len(made) == 1 else tuple(made)
-        return call.results(found) if known.listed else found
 
     def prepare_call(self, call: Call) -> None:
         """Compiles and loads everything that a call like this needs, in every slot, and compares the call with the
@@ -140,7 +161,7 @@ class CudaGroup(Group):
         self._stream = stream
         return stream
 
-    def play(self, script: Script, tensors: dict[str, torch.Tensor], streams: Streams) -> None:
+    def play(self, script: Script, tensors: Mapping[str, torch.Tensor], streams: Streams) -> None:
         """Does the steps of the host for a run."""
         script.play(tensors, streams)
 
@@ -199,20 +220,22 @@ class CudaGroup(Group):
 
 class _Known(NamedTuple):
     """What is known of calls like one. `names`: of the tensors that are given one by one, in the order of the values;
-    `places`: where all tensors are, if some are given in a list (`listed`). `scripts`: by slot."""
+    `places`: where all tensors are, if some are given in a list. `arrangement`: of the results; `reaches`: how many
+    bytes each tensor reaches. `scripts`: by slot."""
 
     names: tuple[str, ...]
     places: Mapping[str, Place]
-    listed: bool
+    arrangement: Arrangement
+    reaches: Mapping[str, int]
     scripts: dict[int, Script]
 
     @classmethod
     def of(cls, call: Call) -> _Known:
-        """Nothing but where the tensors of a call are."""
-        places = call.places()
-        alone = list(places.values()) == [(k, None) for k in range(len(call.values))]
-        listed = any(isinstance(v, list | tuple) for v in call.values)
-        return cls(tuple(places) if alone else (), {} if alone else places, listed, {})
+        """What is known before there is a script."""
+        places, values = call.places(), call.values
+        alone = list(places.values()) == [(k, None) for k in range(len(values))]
+        reaches = {n: reach(t) for n, t in call.by_name().items() if t is not None}
+        return cls(tuple(places) if alone else (), {} if alone else places, call.arrangement(), reaches, {})
 
     def script(self, slot: int | None, number: int) -> Script | None:
         """The script for the run with this number, in a slot, by default in turn; None if there is none yet."""
@@ -250,7 +273,7 @@ def _key(call: Call) -> Any:
             alike.append((type(value), len(value)))
         for t in value if several else (value,):
             if isinstance(t, torch.Tensor):
-                alike += t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16
+                alike += t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16, t.is_neg()
                 tracked = tracked or t.requires_grad
             elif t is None or isinstance(t, JITFunction):
                 alike.append(t)

@@ -237,7 +237,7 @@ class VirtualGroup(CudaGroup):
     def compare(self, call: dict[str, Any], site: Site) -> None:
         """Does nothing: calls are compared when ranks come to launch."""
 
-    def play(self, script: Script, tensors: dict[str, torch.Tensor], streams: Streams) -> None:
+    def play(self, script: Script, tensors: Mapping[str, torch.Tensor], streams: Streams) -> None:
         """Launches together with the other ranks. While a graph is captured, it launches at once: nothing runs then."""
         if self.lane.device.capturing():
             super().play(script, tensors, streams)

@@ -1,0 +1,200 @@
+"""Calls of operators that are repeated: from the tensors to the launch, without the operator's code between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tilelink.ops as ops
+from bench.check import relative_rms
+from tests.ops.on_ranks import noted
+from tests.runtime.cuda_stand_in import StandIn
+from tilelink.errors import ShapeError
+from tilelink.ops import known, programs
+from tilelink.runtime.cuda.process_group import CudaProcessGroup
+
+SHORT = {
+    "one weight": lambda x, a, b, bias: ops.all_gather_linear(x, a),
+    "several weights": lambda x, a, b, bias: ops.all_gather_linear(x, [a, b], [bias, None]),
+    "gathered": lambda x, a, b, bias: ops.all_gather_linear(x, a, bias, return_gathered=True),
+    "of dimension 1": lambda x, a, b, bias: ops.all_gather_linear(x[None], a, gather_dim=1, lengths=[12]),
+    "scattered": lambda x, a, b, bias: ops.linear_reduce_scatter(x, a, bias),
+    "reduced": lambda x, a, b, bias: ops.linear_all_reduce(x.view(3, 4, 16), a, bias),
+}
+"""Calls that only call a program, by name."""
+LONG = {
+    "mean": lambda x, a, b, bias: ops.linear_reduce_scatter(x, a, bias, reduce_op="avg"),
+    "of a batch": lambda x, a, b, bias: ops.all_gather_linear(x.view(2, 6, 16), a, gather_dim=1),
+    "torch": lambda x, a, b, bias: ops.linear_all_reduce(x, a, plan="torch"),
+}
+"""Calls that also compute by torch."""
+
+
+@pytest.fixture
+def device(on_stand_in: tuple[CudaProcessGroup, StandIn], monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    """The stand-in on which the operators of the group of one rank run."""
+    group, device = on_stand_in
+    monkeypatch.setenv("TILELINK_BACKEND", "interpret")
+    monkeypatch.setitem(programs._lanes, group.members, {"cpu": group})
+    yield device
+
+
+def operands(seed: int) -> tuple[torch.Tensor, ...]:
+    numbers = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(shape, generator=numbers) for shape in ((12, 16), (8, 16), (8, 16), (8,)))
+
+
+def flat(found: Any) -> list[torch.Tensor]:
+    return [found] if isinstance(found, torch.Tensor) else [t for value in found for t in flat(value)]
+
+
+def calls() -> list[known.Known]:
+    """What is known of all calls."""
+    assert dist.group.WORLD is not None
+    return known.known_calls(dist.group.WORLD).values()
+
+
+def assert_right(device: StandIn, call: Callable[..., Any], number: int) -> None:
+    """Makes calls with other tensors each, two of them before anything is waited for, and checks their results."""
+    for seed in range(0, number, 2):
+        given = [operands(seed), operands(seed + 1)]
+        found = [call(*tensors) for tensors in given]
+        device.synchronize(device.current())
+        for tensors, results in zip(given, found, strict=True):
+            with torch.no_grad():
+                wanted = flat(call_in_torch(call, tensors))
+            assert [t.shape for t in flat(results)] == [t.shape for t in wanted]
+            for result, right in zip(flat(results), wanted, strict=True):
+                assert relative_rms([result], [right]) < 1e-5
+                assert result._base is None, "a view"
+
+
+def call_in_torch(call: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -> Any:
+    """The results by plain torch, in float64."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TILELINK_BACKEND", "torch")
+        return call(*tensors)
+
+
+def noted_calls(device: StandIn, call: Callable[..., Any], number: int) -> int:
+    """How often operators' code ran programs in such calls, which are right."""
+    with noted() as ran:
+        assert_right(device, call, number)
+    return len(ran)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_calls_are_repeated(device: StandIn, name: str) -> None:
+    assert noted_calls(device, SHORT[name], 6) == 2
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_calls_that_compute_by_torch_are_not(device: StandIn, name: str) -> None:
+    assert noted_calls(device, LONG[name], 6) == (0 if name == "torch" else 6)
+    assert all(call.repeat is None for call in calls())
+
+
+def test_tensors_in_one_memory(device: StandIn) -> None:
+    """Each view is taken of the tensor that the operator was given, wherever this lies now."""
+
+    def call(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Any:
+        parts = [x, a] if bias[0] > 0 else [a, x]
+        memory = torch.cat([torch.zeros(4 * int(bias[1] > 0)), *(t.flatten() for t in parts)])
+        second = memory[-parts[1].numel() :].view(parts[1].shape)
+        first = memory[: -parts[1].numel()][-parts[0].numel() :].view(parts[0].shape)
+        return ops.all_gather_linear(*((first, second) if parts[0] is x else (second, first)))
+
+    assert noted_calls(device, call, 12) == 2
+
+
+def test_one_tensor_twice(device: StandIn) -> None:
+    """Nobody can tell of which a view was taken, if that is seen first; otherwise they are told apart by place."""
+    twice: Any = lambda x, a, b, bias: ops.all_gather_linear(x, [a, a], [bias, None])  # noqa: E731
+    assert noted_calls(device, twice, 4) == 4
+    known._known.clear()
+    assert noted_calls(device, SHORT["several weights"], 4) == 2
+    assert noted_calls(device, twice, 4) == 0
+
+
+def test_other_calls_in_between(device: StandIn) -> None:
+    """A repeated call is a call: it takes its turn with the slots, and can be refused, captured and prepared."""
+    group: Any = programs._lanes[dist.group.WORLD]["cpu"]  # type: ignore[index]
+
+    def call(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Any:
+        return ops.all_gather_linear(x, a), ops.linear_all_reduce(x, b)
+
+    assert noted_calls(device, call, 2) == 4
+    assert group.runs == 4
+    with pytest.raises(ShapeError, match="features"):
+        call(torch.ones(12, 8), *operands(0)[1:])
+    assert noted_calls(device, call, 4) == 0
+    x, a, b, bias = operands(3)
+    ops.prepare(call, x, a, b, bias)
+    assert group.runs == 12, "a call that is prepared runs nothing"
+    with device.capture() as graph:
+        found = call(x, a, b, bias)
+    group.replay(graph)
+    group.synchronize()
+    assert relative_rms([found[0]], [x @ a.T]) < 1e-5
+    group.reset()
+    assert_right(device, call, 4)
+
+
+def test_what_torch_watches(device: StandIn) -> None:
+    """Whatever has to see the operator sees it, also once calls are repeated."""
+    call, name = SHORT["one weight"], "tilelink::all_gather_linear"
+    assert_right(device, call, 4)
+    x, a, b, bias = operands(5)
+    seen = []
+
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    with Seeing():
+        call(x, a, b, bias)
+    assert seen[0] == name
+    with torch.profiler.profile() as profile:
+        call(x, a, b, bias)
+    assert name in {event.name for event in profile.events()}
+    a.requires_grad_()
+    assert call(x, a, b, bias).grad_fn is not None
+    with torch.no_grad():
+        assert call(x, a, b, bias).grad_fn is None
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert type(call(x, a, b, bias)) is FakeTensor
+    with pytest.raises(RuntimeError, match="Batching rule"):
+        torch.vmap(lambda x: call(x, a, b, bias))(torch.ones(2, 12, 16))
+    assert call(x.to("meta"), a.detach().to("meta"), b, bias).device.type == "meta"
+    device.synchronize(device.current())
+
+
+@pytest.mark.parametrize("name", SHORT | LONG)
+@pytest.mark.parametrize("trained", [(0,), (1, 3), (0, 1, 2, 3)])
+@pytest.mark.usefixtures("alone")
+def test_gradients_with_and_without_the_dispatcher(name: str, trained: tuple[int, ...]) -> None:
+    """The same bits, whether torch's dispatcher makes the gradient or not."""
+
+    def gradients() -> list[Any]:
+        tensors = [t.requires_grad_(k in trained) for k, t in enumerate(operands(7))]
+        results = flat((SHORT | LONG)[name](*tensors))
+        of = [r for r in results if r.requires_grad]
+        found = torch.autograd.grad(of, [tensors[k] for k in trained], [torch.sin(r) for r in of], allow_unused=True)
+        return [*results, *found]
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    mine = gradients()
+    with Mode():
+        theirs = gradients()
+    for a, b in zip(mine, theirs, strict=True):
+        assert a is b is None or torch.equal(a, b)

@@ -1,0 +1,73 @@
+"""Calls of operators past torch's dispatcher, where it would do nothing but call the operator: it takes more of the
+host's time than a call of a program, and several times as much if there are gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.overrides import has_torch_function
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from tilelink.ops.repeated import each
+
+if TYPE_CHECKING:
+    from tilelink.ops.operator import Operator
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def only_called(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether the dispatcher would only call the operator, with or without a gradient: nothing traces, transforms or
+    profiles calls, no mode is active, and all tensors are plain ones with memory."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() or torch._C._autograd._profiler_enabled():
+        return False
+    if forward_ad._current_level >= 0:
+        return False
+    if has_torch_function(tensors) or is_in_torch_dispatch_mode() or torch._C._functorch.peek_interpreter_stack():
+        return False
+    return all(type(t) in PLAIN and (t.is_cuda or t.is_cpu) for t in tensors)
+
+
+def has_gradient(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a call with these tensors has a gradient."""
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+class Differentiated(torch.autograd.Function):
+    """An operator with its gradient, as the dispatcher makes it of `torch.library.register_autograd`. `values`: of all
+    arguments; `tensors`: those among them, also in lists. Returns the results one by one; `nesting` gets the tuples and
+    lists around them, with a number for each."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, operator: Operator, values: list[Any], nesting: list[Any], *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        results, found, numbers = operator.computed(values, tensors), list[torch.Tensor](), count()
+        operator.setup(ctx, values, results)
+        each(found.append, results)
+        nesting.append(each(lambda _: next(numbers), results))
+        ctx.of = operator, nesting[0], [each(lambda value: isinstance(value, torch.Tensor), of) for of in values]
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        operator, nesting, are_tensors = ctx.of
+        needs, left = ctx.needs_input_grad, iter(ctx.needs_input_grad[3:])
+        ctx.needs_input_grad = tuple(each(lambda is_tensor: is_tensor and next(left), value) for value in are_tensors)
+        try:
+            results = each(grads.__getitem__, nesting)
+            found = operator.backward(ctx, *(results if isinstance(results, tuple) else (results,)))
+        finally:
+            ctx.needs_input_grad = needs
+        flat: list[Any] = [None, None, None]
+        for of_argument, is_tensor in zip(found, are_tensors, strict=True):
+            if isinstance(is_tensor, list | tuple):
+                of_list = [None] * len(is_tensor) if of_argument is None else of_argument
+                flat += [grad for grad, one in zip(of_list, is_tensor, strict=True) if one]
+            elif is_tensor:
+                flat.append(of_argument)
+        return tuple(flat)
