@@ -22,8 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import Lowered, lower
+from tilelink.backend.lower import Lowered
 from tilelink.backend.targets import FORMS
 from tilelink.errors import FormError
 from tilelink.frontend.sizes import Sizes
@@ -196,14 +195,12 @@ def lowered_for(
     sizes: dict[str, Any] = {d: SIZES[d] for d in SIZES if d in dims}
     declared = {n: program.parameters[n].dtype or dtype for n in asked}
     dtypes = dict.fromkeys(program.of_any_dtype - program.optional, dtype) | declared
-    made = FORMS[target]
     if not even:
         absent = program.absent(dtypes)
         bound = program.bind(program.schedule(schedule, absent), dtypes, absent)
         shorter = {d: sizes[d] // WORLD - 3 for d in bound.cut if d in sizes and d not in bound.routed}
         sizes |= {d: [n, sizes[d] // (WORLD // 2) - n] * (WORLD // 2) for d, n in shorter.items()}
-    bound, exact = program.bound_at(schedule, world=WORLD, sizes=sizes, dtypes=dtypes, target=made)
-    return lower(bound, Facts.of(bound, exact), made), exact
+    return program.lowered_at(schedule, target=FORMS[target], world=WORLD, sizes=sizes, dtypes=dtypes)
 
 
 def gated(targets: list[str], only: str, leave_out: Mapping[str, str]) -> Iterator[Gated]:

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.verification.mutants.tools import Edit
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import Lowered, lower
+from tilelink.backend.lower import Lowered, lower_at
 from tilelink.backend.targets import FORMS
 from tilelink.frontend.schedule import Epilogue
 from tilelink.frontend.sizes import Sizes
@@ -30,7 +29,7 @@ def small(
     fitted = fitted.changed(**{role: {"tile": (64, 64, 64)[: len(r.tile)], "warps": 4} for role, r in tiled.items()})
     bound = program.bind(fitted, "bf16", program.optional)
     exact = Sizes.of(bound, 4, sizes)
-    return lower(bound, Facts.of(bound, exact), FORMS[target]), exact
+    return lower_at(bound, exact, FORMS[target]), exact
 
 
 def lowered(target: str, schedule: str = "push") -> Made:

@@ -10,8 +10,6 @@ import torch
 from tests.kernels.gather_gemm import small_world
 from tests.parameters import first_of
 from tests.programs import awkward_names as awkward
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import lower
 from tilelink.backend.targets import TARGETS
 from tilelink.emulator import Operation
 from tilelink.frontend.sizes import Sizes
@@ -71,8 +69,7 @@ def test_the_kernels_compile() -> None:
     """For a GPU, uneven parts and all."""
     jobs = []
     for program, schedule, given in ALL:
-        bound, sizes = program.bound_at(awkward.__dict__[schedule], world=3, sizes=given)
-        jobs.append((lower(bound, Facts.of(bound, sizes), TARGETS["sm_90"]), sizes))
+        jobs.append(program.lowered_at(awkward.__dict__[schedule], target=TARGETS["sm_90"], world=3, sizes=given))
     assert isinstance(jobs[0][1], Sizes)
     for made in each_compiled(jobs, lambda _, kernels: kernels):
         assert isinstance(made, tuple), made

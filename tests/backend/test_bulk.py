@@ -31,8 +31,6 @@ from tests.programs.by_engine import (
     stored_over,
 )
 from tests.verification.mutants.tools import Edit
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import lower
 from tilelink.backend.targets import CPU, FORMS
 from tilelink.emulator import Operation
 from tilelink.errors import ScheduleError
@@ -111,8 +109,7 @@ def test_a_tile_tells_what_is_stored_when_it_is_complete() -> None:
 def made(program: Any, schedule: tk.Schedule, world: int = 2) -> Made:
     dims = {d for t in program.recorded(program.optional).tensors for d in t.dims}
     sizes = {d: {"M": 256, "K": 128}[d.split("_")[0]] for d in dims}
-    bound, exact = program.bound_at(schedule, world=world, sizes=sizes, dtypes="bf16")
-    return lower(bound, Facts.of(bound, exact), FORMS["sm_90"]), exact
+    return program.lowered_at(schedule, target=FORMS["sm_90"], world=world, sizes=sizes, dtypes="bf16")
 
 
 @pytest.mark.parametrize(("program", "schedule", "settled"), [

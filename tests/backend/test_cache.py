@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 
 from tilelink.backend.cache import CacheError, cache_folder, load, store
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import Lowered, lower
+from tilelink.backend.lower import Lowered
 from tilelink.backend.targets import CPU
-from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.matmul import matmul
 
 
@@ -26,8 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def lowered(N: int = 32) -> Lowered:
-    bound = matmul.bind(matmul.fit(M=32, N=N, K=32), absent=matmul.optional)
-    return lower(bound, Facts.of(bound, Sizes.of(bound, 1, {"M": 32, "N": N, "K": 32})), CPU)
+    return matmul.lowered_at(target=CPU, world=1, sizes={"M": 32, "N": N, "K": 32})[0]
 
 
 def test_only_its_owner_may_enter_the_folder(folder: Path) -> None:

@@ -14,8 +14,7 @@ from tests.kernels.gather_gemm import Call
 from tests.kernels.routed import FORMS, Routed, random_counts
 from tests.parameters import seldom
 from tests.verification.mutants.tools import MutatedWorld
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import lower
+from tilelink.backend.lower import lower_at
 from tilelink.backend.targets import CPU, TARGETS, portable
 from tilelink.emulator import Operation, RaceError
 from tilelink.frontend.sizes import Sizes
@@ -32,7 +31,7 @@ def described(target: str = "sm_90", schedule: str = "push", **sizes: Any) -> se
     """The tensors that main loops load through descriptors."""
     fitted = all_gather_matmul.fit(schedule, world=4, dtypes="bf16", **sizes)
     bound = all_gather_matmul.bind(fitted, "bf16")
-    lowered = lower(bound, Facts.of(bound, Sizes.of(bound, 4, sizes)), TARGETS[target])
+    lowered = lower_at(bound, Sizes.of(bound, 4, sizes), TARGETS[target])
     loads = set(re.findall(r"(\w+)_blocks_\d+_by_\d+\.load\(", lowered.source))
     assert loads <= {p.of for p in lowered.main.parameters if p.kind == "blocks"}
     return loads - {"x"}  # which is copied

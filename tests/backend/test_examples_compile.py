@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import lower
+from tilelink.backend.lower import lower_at
 from tilelink.backend.targets import TARGETS
 from tilelink.frontend.sizes import Sizes
 from tilelink.inspect.compile import compiled
@@ -36,7 +35,7 @@ def test_example_compiles_for_hopper(
     schedule = program.fit(world=WORLD, dtypes=dtypes, absent=frozenset(), **sizes)
     bound = program.bind(schedule, dtypes)
     exact = Sizes.of(bound, WORLD, sizes, PER_NODE)
-    lowered = lower(bound, Facts.of(bound, exact), target)
+    lowered = lower_at(bound, exact, target)
     verdict = judge(lowered, compiled(lowered, exact))
     assert verdict.expected == verdict.found
     assert verdict.found["mma"] > 0

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from tests.programs.epilogues import gelu
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import lower
+from tilelink.backend.lower import lower_at
 from tilelink.backend.targets import TARGETS
 from tilelink.frontend.sizes import Sizes
 from tilelink.inspect.compile import compiled
@@ -41,7 +40,7 @@ def test_programs_with_everything_in_them_compile_for_hopper(case: str) -> None:
         schedule = schedule.changed(matmul={"tile": (128, 128, 64)})
     bound = program.bind(schedule, "bf16")
     exact = Sizes.of(bound, WORLD, sizes)
-    lowered = lower(bound, Facts.of(bound, exact), TARGETS["sm_90"])
+    lowered = lower_at(bound, exact, TARGETS["sm_90"])
     verdict = judge(lowered, compiled(lowered, exact))
     assert verdict.expected["acquire"] == verdict.found["acquire"] and verdict.found["mma"] > 0
     assert verdict.findings == ()

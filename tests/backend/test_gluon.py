@@ -23,9 +23,8 @@ from tests.parameters import each_once, first_of
 from tests.programs.alone import KN, MK, MN, alone
 from tests.programs.epilogues import half
 from tests.verification.mutants.tools import Edit
-from tilelink.backend.facts import Facts
 from tilelink.backend.gluon.module import RING_MODULE, TCGEN05, WGMMA
-from tilelink.backend.lower import lower
+from tilelink.backend.lower import lower_at
 from tilelink.backend.parameters import IN_REGISTERS, IN_TENSOR_MEMORY, OWN_WARPS, RING
 from tilelink.backend.targets import FORMS, TARGETS
 from tilelink.errors import FormError, TargetError
@@ -88,8 +87,7 @@ def form(
     """The source of a program in its specialised form."""
     dims = {d for t in program.recorded(program.absent(dtype)).tensors for d in (*t.dims, *t.called)}
     known = {d: n for d, n in {**SIZES, **sizes}.items() if d in dims}
-    bound, exact = program.bound_at(schedule, world=4, sizes=known, dtypes=dtype)
-    return lower(bound, Facts.of(bound, exact, timed=timed), FORMS[target]).source
+    return program.lowered_at(schedule, target=FORMS[target], timed=timed, world=4, sizes=known, dtypes=dtype)[0].source
 
 
 def of_one(role: Any, tile: tuple[int, ...] = (128, 128, 64), warps: int = 8, target: str = WARPS) -> str:
@@ -166,7 +164,7 @@ def begins_late() -> str:
         return (replace(s, start=s.start + s.step),) if isinstance(s, ir.For) else (s,)
 
     roles = tuple(replace(r, body=ir.rewritten(r.body, later)) for r in bound.roles)
-    return lower(replace(bound, roles=roles), Facts.of(bound, exact), FORMS[IN_MEMORY]).source
+    return lower_at(replace(bound, roles=roles), exact, FORMS[IN_MEMORY]).source
 
 
 def in_memory(tile: tuple[int, ...], warps: int = 8) -> str:
@@ -224,8 +222,8 @@ def test_one_thread_looks_whether_a_lane_is_poisoned() -> None:
 
 @pytest.mark.parametrize("target", first_of([IN_MEMORY, WARPS]))
 def test_operands_come_by_copy_engine_and_a_step_is_short(target: str) -> None:
-    bound, exact = all_gather_matmul.bound_at(push, world=8, sizes={"M": 8192, "N": 3584, "K": 8192}, dtypes="bf16")
-    lowered = lower(bound, Facts.of(bound, exact), FORMS[target])
+    at = {"world": 8, "sizes": {"M": 8192, "N": 3584, "K": 8192}, "dtypes": "bf16"}
+    lowered, exact = all_gather_matmul.lowered_at(push, target=FORMS[target], **at)
     (kernel,) = inspected(lowered, compiled(lowered, exact))
     roles = {role.name: role for role in kernel.roles}
     assert roles["matmul_multiply"].step.total <= 60 and roles["matmul_multiply"].step.kinds["matrix"] == 4
@@ -237,8 +235,8 @@ def test_operands_come_by_copy_engine_and_a_step_is_short(target: str) -> None:
 def test_tails_with_a_bias(target: str) -> None:
     """The mask of the bias lies along the sums of a tile, and that of the store as blocks are stored."""
     sizes, dtypes = {"M": 1024, "N": 1040, "K": 1040}, dict.fromkeys(["x", "weight", "out", "bias"], "bfloat16")
-    bound, exact = all_gather_matmul.bound_at(push, world=4, sizes=sizes, dtypes=dtypes)
-    found = verdict((lower(bound, Facts.of(bound, exact), FORMS[target]), exact))
+    at = {"target": FORMS[target], "world": 4, "sizes": sizes, "dtypes": dtypes}
+    found = verdict(all_gather_matmul.lowered_at(push, **at))
     assert found.findings == () and found.expected == found.found
 
 

@@ -9,9 +9,8 @@ import pytest
 
 import tilelink as tk
 from tilelink.analysis.unroll import unroll
-from tilelink.backend.facts import Facts
 from tilelink.backend.host import Fork, Join, KernelLaunch, RegionCopy, SignalWrite, Step, host_plan
-from tilelink.backend.lower import lower
+from tilelink.backend.lower import lower_at
 from tilelink.backend.targets import CPU
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, engine
@@ -25,7 +24,7 @@ def plan(schedule: tk.Schedule | str, rank: int) -> tuple[Step, ...]:
     bound = all_gather_matmul.bind(schedule)
     sizes = Sizes.of(bound, 3, PARTS)
     events = unroll(bound, sizes)
-    lowered = lower(bound, Facts.of(bound, sizes), CPU)
+    lowered = lower_at(bound, sizes, CPU)
     made = host_plan(lowered, sizes, events.sms, events.kernel_workers, lambda: events, rank)
     alone = unroll(bound, sizes, roles=bound.on_engine, ranks=[rank])
     assert made == host_plan(lowered, sizes, events.sms, events.kernel_workers, lambda: alone, rank)  # all it takes

@@ -16,8 +16,7 @@ import torch
 
 from tests.kernels.gather_gemm import small_world
 from tests.programs import alone
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import Lowered, lower
+from tilelink.backend.lower import Lowered, lower, lower_at
 from tilelink.backend.targets import CPU, TARGETS
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_gated_matmul import all_gather_gated_matmul
@@ -35,7 +34,7 @@ def lowered(schedule: Any = "push", absent: frozenset[str] = frozenset(), **size
     if isinstance(schedule, str):
         schedule = all_gather_matmul.fit(schedule, world=WORLD, **sizes)
     bound = all_gather_matmul.bind(schedule, "bfloat16", absent)
-    return lower(bound, Facts.of(bound, Sizes.of(bound, WORLD, sizes)), CPU)
+    return lower_at(bound, Sizes.of(bound, WORLD, sizes), CPU)
 
 
 def function(source: str, name: str) -> str:
@@ -136,14 +135,13 @@ def test_blocks_of_one_shape_along_other_dimensions_lie_elsewhere() -> None:
 def test_several_dots_into_one_sum_have_one_stage_where_triton_gets_more_wrong(target: str, stages: int) -> None:
     """triton-lang/triton 10821: compiled for sm_100, a pipelined loop would give a sum before the last dot into it."""
     bound = alone.two_dots.bind("gemm", "bfloat16")
-    facts = Facts.of(bound, Sizes.of(bound, 1, {"M": 256, "N": 256, "K": 512}))
-    source = lower(bound, facts, TARGETS[target]).source
-    assert re.findall(r"num_stages=(\d)", source) == [str(stages)]
+    made = lower_at(bound, Sizes.of(bound, 1, {"M": 256, "N": 256, "K": 512}), TARGETS[target])
+    assert re.findall(r"num_stages=(\d)", made.source) == [str(stages)]
 
 
 def test_one_dot_into_each_of_two_sums_is_pipelined() -> None:
     one = all_gather_gated_matmul.bind(all_gather_gated_matmul.fit("push", world=WORLD, **DIVIDING), "bfloat16")
-    source = lower(one, Facts.of(one, Sizes.of(one, WORLD, DIVIDING)), TARGETS["sm_100"]).source
+    source = lower_at(one, Sizes.of(one, WORLD, DIVIDING), TARGETS["sm_100"]).source
     assert "num_stages=1" not in source
 
 

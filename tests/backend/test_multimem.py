@@ -21,13 +21,10 @@ from tests.kernels.gather_gemm import Call, small_world
 from tests.kernels.gemm_reduce import Sum, in_tiles
 from tests.parameters import each_once
 from tests.programs.exchanges import telling
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import lower
 from tilelink.backend.parameters import Parameter
 from tilelink.backend.targets import CPU
 from tilelink.backend.targets.multimem import multicast_notify, multicast_store, multicast_sum
 from tilelink.errors import FarAccessError
-from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, multicast, push
 from tilelink.kernels.matmul_fabric_all_reduce import matmul_fabric_all_reduce
 from tilelink.runtime.cpu.world import LATE, CpuWorld
@@ -37,8 +34,8 @@ TARGET = replace(CPU, name="multicast", module=multicast_by_loops.__name__, mult
 
 
 def source(schedule: tk.Schedule, dtype: str = "bfloat16", **sizes: Any) -> str:
-    program = all_gather_matmul.bind(all_gather_matmul.fit(schedule, world=3, **sizes), dtype, frozenset(["bias"]))
-    return lower(program, Facts.of(program, Sizes.of(program, 3, sizes)), TARGET).source
+    fitted = all_gather_matmul.fit(schedule, world=3, **sizes)
+    return all_gather_matmul.lowered_at(fitted, target=TARGET, world=3, sizes=sizes, dtypes=dtype)[0].source
 
 
 def gather(text: str) -> str:

@@ -17,8 +17,7 @@ import triton
 import tilelink as tk
 from tests.backend.nvshmem_gate import FENCE, PUT, PUT_SIGNAL, QUIET, SIGNAL, TEST, expected, findings
 from tilelink.backend import nvshmem
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import Lowered, lower
+from tilelink.backend.lower import Lowered, lower_at
 from tilelink.backend.targets import TARGETS
 from tilelink.backend.targets import nvshmem as primitives
 from tilelink.errors import NvshmemError
@@ -49,7 +48,7 @@ def bitcode(monkeypatch: pytest.MonkeyPatch) -> None:
 def across_nodes(program: Any, schedule: tk.Schedule, arch: str = "sm_90") -> tuple[Lowered, Sizes]:
     bound = publish_sources(program.bind(schedule, "bf16"))
     sizes = Sizes.of(bound, WORLD, SIZES, PER_NODE)
-    return lower(bound, Facts.of(bound, sizes), TARGETS[arch].across_nodes()), sizes
+    return lower_at(bound, sizes, TARGETS[arch].across_nodes()), sizes
 
 
 def judged(program: Any, schedule: tk.Schedule, arch: str = "sm_90") -> Compiled:
@@ -141,7 +140,7 @@ def test_what_is_expected_follows_from_the_program() -> None:
 
 def test_programs_on_one_node_have_none_of_it() -> None:
     bound = gather.bind(rows, "bf16")
-    source = lower(bound, Facts.of(bound, Sizes.of(bound, WORLD, SIZES)), TARGETS["sm_90"]).source
+    source = lower_at(bound, Sizes.of(bound, WORLD, SIZES), TARGETS["sm_90"]).source
     assert not re.search(r"\b(is_far|put_far|put_notify_far|notify_far|fetch_far|complete_far)\(", source)
     assert nvshmem.libraries(TARGETS["sm_90"]) == {} == nvshmem.libraries(TARGETS["cpu"].across_nodes())
 

@@ -12,8 +12,7 @@ from tests.backend.edited import in_function, replaced
 from tests.backend.own_warps import Address, Described, HandedWrongly, Machine, functions
 from tests.backend.small_programs import Made, small
 from tests.verification.mutants.tools import Edit
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import lower
+from tilelink.backend.lower import lower_at
 from tilelink.backend.targets import FORMS
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
@@ -97,10 +96,9 @@ def copied(seed: int, edit: Edit = lambda source: source, stages: int = 2) -> bo
 
 def bound(schedule: Any) -> Made:
     """AllGather-GEMM by a schedule, in its specialised form."""
-    sizes = {"M": M, "N": N, "K": K}
-    program, target = all_gather_matmul.bind(schedule, "bf16"), FORMS[REGISTERS]
-    exact = Sizes.of(program, WORLD, sizes)
-    return lower(program, Facts.of(program, exact), target), exact
+    program = all_gather_matmul.bind(schedule, "bf16")
+    exact = Sizes.of(program, WORLD, {"M": M, "N": N, "K": K})
+    return lower_at(program, exact, FORMS[REGISTERS]), exact
 
 
 @pytest.mark.parametrize(("schedule", "target"), [

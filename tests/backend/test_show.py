@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import lower
 from tilelink.backend.targets import CPU
 from tilelink.errors import DimensionError, TargetError, TileSizeError, WorldError
-from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
 from tilelink.programs.show import SIZE, WORLD
 
@@ -29,8 +26,7 @@ def test_events_are_those_of_the_unrolling() -> None:
 
 
 def test_triton_is_the_source_that_a_call_of_these_sizes_runs() -> None:
-    bound = all_gather_matmul.bind(fitted, "bfloat16", all_gather_matmul.optional)
-    lowered = lower(bound, Facts.of(bound, Sizes.of(bound, 3, SIZES)), CPU)
+    lowered, _ = all_gather_matmul.lowered_at(fitted, target=CPU, world=3, sizes=SIZES, dtypes="bfloat16")
     text = all_gather_matmul.show("triton", "push", world=3, **SIZES)
     assert text == lowered.source
     compile(text, "shown", "exec")

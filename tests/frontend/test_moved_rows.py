@@ -16,8 +16,6 @@ from tests.kernels.gather_gemm import small_world
 from tests.parameters import each_once
 from tests.programs.moved import gathered_where, picked_where, scattered_where, stored_where
 from tilelink.analysis.events import READ, WRITE
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import lower
 from tilelink.backend.targets import FORMS
 from tilelink.emulator import Operation
 from tilelink.errors import (
@@ -157,9 +155,8 @@ def test_what_does_not_know_the_integers_is_refused() -> None:
     with pytest.raises(ScheduleError, match="send can't multicast"):
         gathered_where.check(multicast, world=2, M=32, N=32)
     schedule = tk.Schedule(twice=tk.SMs(tile=(64, 64, 64)), to_home=tk.SMs(tile=(16, 64), at="source"), total=TILES)
-    bound, sizes = scattered_where.bound_at(schedule, world=2, sizes={"M": 128, "K": 64, "N": 64})
     with pytest.raises(FormError, match=r"to_home moves rows where here\[.*\] says so"):
-        lower(bound, Facts.of(bound, sizes), FORMS["sm_90+warps"])
+        scattered_where.lowered_at(schedule, target=FORMS["sm_90+warps"], world=2, sizes={"M": 128, "K": 64, "N": 64})
 
 
 # ---- what is not understood

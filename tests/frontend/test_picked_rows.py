@@ -24,8 +24,6 @@ from tests.programs.picked import (
     there_and_back,
 )
 from tilelink.analysis.events import READ, WAIT
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import lower
 from tilelink.backend.targets import CPU, FORMS
 from tilelink.emulator import Operation
 from tilelink.errors import (
@@ -201,11 +199,10 @@ def test_to_other_nodes_a_row_is_put_at_a_time() -> None:
 
 
 def test_the_specialised_form_and_copy_engines_are_refused() -> None:
-    dims = dict.fromkeys("MSKN", 32)
-    bound, sizes = picked_product.bound_at(SCHEDULES[picked_product], world=1, sizes=dims)
+    schedule, at = SCHEDULES[picked_product], {"world": 1, "sizes": dict.fromkeys("MSKN", 32)}
     with pytest.raises(FormError, match=r"multiply reads x\[order\[.*, rows that integers pick"):
-        lower(bound, Facts.of(bound, sizes), FORMS["sm_90+warps"])
-    assert "tl.load(x + " in lower(bound, Facts.of(bound, sizes), CPU).source
+        picked_product.lowered_at(schedule, target=FORMS["sm_90+warps"], **at)
+    assert "tl.load(x + " in picked_product.lowered_at(schedule, target=CPU, **at)[0].source
 
     engine = tk.Schedule(pick=tk.CopyEngine(tile=(16, None)))
     with pytest.raises(ScheduleError, match="rows that integers pick, and the host that enqueues the copy does not"):

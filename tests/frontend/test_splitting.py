@@ -15,8 +15,6 @@ from tests.programs.gathered import notifies_in_each_step, waits_in_each_step
 from tests.programs.ring_attention import waits_for_whole_entries
 from tilelink.analysis.check.structure import why_not_structural
 from tilelink.analysis.events import OPS, WAIT
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import lower
 from tilelink.backend.targets import TARGETS
 from tilelink.frontend import ir
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
@@ -83,8 +81,8 @@ def test_what_all_ranks_send_is_waited_for_at_once() -> None:
 
 def test_ranks_are_waited_for_one_after_the_other_where_it_matters() -> None:
     """What is multiplied as it comes; and the waits of a timed run, which records when each of them ends."""
-    bound, sizes = matmul_reduce_scatter.bound_at("push", world=4, sizes=MNK, dtypes="float32")
-    timed = lower(bound, Facts.of(bound, sizes, timed=True), TARGETS["sm_90"]).source
+    lowered, _ = matmul_reduce_scatter.lowered_at("push", target=TARGETS["sm_90"], timed=True, world=4, sizes=MNK)
+    timed = lowered.source
     assert "wait_all(control" not in timed and "for ranks_cell in range(0, world)" in timed
     roles = tk.Schedule(pass_on_unasked=tk.SMs(2, tile=(16, 16)), attend_all=tk.SMs(tile=(16, 16, 16)))
     assert loops(waits_for_whole_entries, roles, "attend_all") == ["for s", "wait", "for j"]

@@ -9,10 +9,7 @@ import triton
 
 from tests.backend.small_programs import verdict
 from tests.programs.alone import gemm, two_dots
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import lower
 from tilelink.backend.targets import TARGETS
-from tilelink.frontend.sizes import Sizes
 from tilelink.inspect.accumulators import read_too_early
 from tilelink.inspect.ttgir import Kernel
 
@@ -82,9 +79,8 @@ def test_what_triton_compiles_wrongly(one_dot_a_sum: bool) -> None:
     """triton-lang/triton 10821, where nothing is done about it: two dots into one sum in a pipelined loop."""
     if not one_dot_a_sum and triton.__version__ >= "3.9":
         pytest.skip("mended in Triton 3.9")
-    bound = two_dots.bind(gemm.changed(twice={"tile": (128, 64, 64)}), "bfloat16")
-    sizes = Sizes.of(bound, 1, {"M": 256, "N": 256, "K": 512})
+    schedule, sizes = gemm.changed(twice={"tile": (128, 64, 64)}), {"M": 256, "N": 256, "K": 512}
     target = replace(TARGETS["sm_100"], one_dot_a_sum=one_dot_a_sum)
-    findings = verdict((lower(bound, Facts.of(bound, sizes), target), sizes)).findings
+    findings = verdict(two_dots.lowered_at(schedule, target=target, world=1, sizes=sizes, dtypes="bfloat16")).findings
     wrong = [f for f in findings if f.endswith("a sum is read before the last matrix instruction into it is done")]
     assert not findings if one_dot_a_sum else wrong

@@ -18,10 +18,7 @@ from tests.modules import importable, text_of
 from tests.programs.attention import gathered_attention
 from tests.programs.gathered import corner
 from tests.verification.mutants.tools import Edit
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import lower
 from tilelink.backend.targets import TARGETS
-from tilelink.frontend.sizes import Sizes
 from tilelink.inspect.compile import compiled
 from tilelink.inspect.gates import judge
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
@@ -105,9 +102,8 @@ def test_one_call_less_is_found(what: str, schedule: str, edit: Edit, kind: str,
 def test_a_read_depends_on_each_of_the_words_that_guard_it() -> None:
     """Of two signals that one wait is for."""
     tiles = tk.Schedule(gather_kv=tk.SMs(2, tile=(16,), at="home"), attend=tk.SMs(tile=(16, 16, 16)))
-    bound = gathered_attention.bind(tiles, "float32")
-    sizes = Sizes.of(bound, 2, {"S": (32, 32), "D": 16})
-    made = lower(bound, Facts.of(bound, sizes), TARGETS["sm_90"]), sizes
+    sizes = {"S": (32, 32), "D": 16}
+    made = gathered_attention.lowered_at(tiles, target=TARGETS["sm_90"], world=2, sizes=sizes)
     assert not [f for f in verdict(made).findings if f.startswith("guarded")]
     one_less = verdict(made, replaced(r"(\w+_ready_0) \+ \w+_ready_1", r"\1"))
     assert "guarded: the program says 2 acquired words, found 1" in one_less.findings
@@ -116,9 +112,7 @@ def test_a_read_depends_on_each_of_the_words_that_guard_it() -> None:
 @pytest.mark.parametrize("target", GPUS)
 def test_a_read_of_one_element_depends_on_its_wait(target: str) -> None:
     tiles = tk.Schedule(gather=tk.SMs(1, tile=(16, 16), at="home"), add_corner=tk.SMs(1, tile=(16, 16)))
-    bound = corner.bind(tiles, "float32")
-    sizes = Sizes.of(bound, 2, {"M": 32, "K": 16})
-    made = lower(bound, Facts.of(bound, sizes), TARGETS[target]), sizes
+    made = corner.lowered_at(tiles, target=TARGETS[target], world=2, sizes={"M": 32, "K": 16})
     found = verdict(made)
     assert found.found["guarded"] == found.expected["guarded"] == 2
     assert not [f for f in found.findings if f.startswith("guarded")]

@@ -12,11 +12,8 @@ import torch
 from tests.parameters import first_of
 from tilelink.analysis.events import WAIT
 from tilelink.analysis.timeline import EXECUTED, RECORDS, Timeline
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import lower
 from tilelink.backend.targets import CPU, TARGETS
 from tilelink.errors import TraceMismatchError, WorldError
-from tilelink.frontend.sizes import Sizes
 from tilelink.inspect.compile import compiled
 from tilelink.inspect.gates import judge
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
@@ -134,9 +131,8 @@ def _early(found: Timeline) -> float:
 @pytest.mark.parametrize("target", first_of(["sm_90", "gfx942"]))
 def test_kernels_that_record_hold_what_the_program_says(target: str) -> None:
     """Compiled only: the chip's clock is read once for each record, and the gate finds what it finds without."""
-    bound = all_gather_matmul.bind(IN_TILES, dict.fromkeys(("x", "weight", "out"), "bfloat16"), frozenset(["bias"]))
-    sizes = Sizes.of(bound, 4, {"M": 1024, "N": 512, "K": 512})
-    lowered = lower(bound, Facts.of(bound, sizes, timed=True), TARGETS[target])
+    at = {"world": 4, "sizes": {"M": 1024, "N": 512, "K": 512}, "dtypes": "bfloat16"}
+    lowered, sizes = all_gather_matmul.lowered_at(IN_TILES, target=TARGETS[target], timed=True, **at)
     kernels = compiled(lowered, sizes)
     assert not judge(lowered, kernels).findings
     read = kernels[-1].code.count("%globaltimer" if target == "sm_90" else "s_memrealtime")
@@ -144,7 +140,6 @@ def test_kernels_that_record_hold_what_the_program_says(target: str) -> None:
 
 
 def test_timed_kernels_are_kernels_of_their_own() -> None:
-    bound = all_gather_matmul.bind(IN_TILES, dict.fromkeys(("x", "weight", "out"), "float32"), frozenset(["bias"]))
-    sizes = Sizes.of(bound, 2, {"M": 512, "N": 512, "K": 512})
-    plain, timed = (lower(bound, Facts.of(bound, sizes, timed=t), CPU) for t in (False, True))
+    at = {"target": CPU, "world": 2, "sizes": {"M": 512, "N": 512, "K": 512}}
+    plain, timed = (all_gather_matmul.lowered_at(IN_TILES, timed=t, **at)[0] for t in (False, True))
     assert plain.sha256 != timed.sha256 and "times are recorded" in timed.source.splitlines()[0]

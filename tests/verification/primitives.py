@@ -14,10 +14,7 @@ from tests.backend.small_programs import small, verdict
 from tests.modules import importable, text_of
 from tests.programs.alone import gemm, two_dots
 from tests.verification.mutants.tools import Edit
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import lower
 from tilelink.backend.targets import TARGETS
-from tilelink.frontend.sizes import Sizes
 from tilelink.inspect.compile import compiled
 from tilelink.inspect.gates import judge
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
@@ -47,10 +44,10 @@ class TwoDots:
 
     def judged(self) -> tuple[str, ...]:
         """What the gates find."""
-        bound = two_dots.bind(gemm.changed(twice={"tile": (128, 64, 64)}), "bfloat16")
-        sizes = Sizes.of(bound, 1, {"M": 256, "N": 256, "K": 512})
-        target = replace(TARGETS["sm_100"], one_dot_a_sum=not self.pipelined)
-        return verdict((lower(bound, Facts.of(bound, sizes), target), sizes)).findings
+        schedule, target = gemm.changed(twice={"tile": (128, 64, 64)}), TARGETS["sm_100"]
+        target = replace(target, one_dot_a_sum=not self.pipelined)
+        sizes = {"M": 256, "N": 256, "K": 512}
+        return verdict(two_dots.lowered_at(schedule, target=target, world=1, sizes=sizes, dtypes="bfloat16")).findings
 
 
 @cache

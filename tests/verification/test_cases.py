@@ -12,10 +12,7 @@ from tests.verification import atomic, conflict, sync
 from tests.verification.cases import Case, Kernels, Tiles
 from tests.verification.registry import CASES
 from tests.verification.tools import TOOLS
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import lower
 from tilelink.backend.targets import TARGETS
-from tilelink.frontend.sizes import Sizes
 from tilelink.inspect.compile import compiled
 from tilelink.inspect.gates import judge
 
@@ -65,10 +62,9 @@ def test_clean_cases_stay_clean_in_many_orders(case: Case) -> None:
 @pytest.mark.parametrize("case", [case for case in CASES if case.label == "clean"], ids=lambda case: case.name)
 def test_clean_tile_programs_pass_the_gates(case: Case) -> None:
     if isinstance(case.subject, Tiles):
-        bound = case.subject.program.bind(case.subject.schedule)
-        sizes = Sizes.of(bound, case.ranks, case.subject.sizes)
-        made = lower(bound, Facts.of(bound, sizes), TARGETS["sm_90"])
-        assert judge(made, compiled(made, sizes)).findings == ()
+        at = {"world": case.ranks, "sizes": case.subject.sizes}
+        made = case.subject.program.lowered_at(case.subject.schedule, target=TARGETS["sm_90"], **at)
+        assert judge(made[0], compiled(*made)).findings == ()
 
 
 def test_names_are_unique() -> None:

@@ -27,6 +27,7 @@ from tilelink.errors import FormError, ScheduleError
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.kept import hashed_once, kept
 from tilelink.frontend.schedule import SMs
+from tilelink.frontend.sizes import Sizes
 
 
 @hashed_once
@@ -110,6 +111,11 @@ def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
             program.on_engine[0].site,
         )
     return _lowered(program, facts.on(target.descriptors, bulk=not target.network), target)
+
+
+def lower_at(program: TileProgram, sizes: Sizes, target: Target, *, timed: bool = False) -> Lowered:
+    """Lowers a program for a target at these sizes, with all matrices as they are declared. Raises as `lower`."""
+    return lower(program, Facts.of(program, sizes, timed=timed), target)
 
 
 @kept(256)

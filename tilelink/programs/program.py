@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tilelink.analysis.events import Events
     from tilelink.analysis.machine import Machine
     from tilelink.analysis.simulate import Prediction
+    from tilelink.backend.lower import Lowered
     from tilelink.backend.targets import Target
 
 KEPT_SCHEDULES = 256
@@ -255,6 +256,22 @@ class Program:
 
     # ---- methods that upper layers implement, imported when they are called
 
+    def lowered_at(
+        self,
+        schedule: Schedule | NamedSchedule | str | None = None,
+        *,
+        target: Target,
+        timed: bool = False,
+        **asked: Any,
+    ) -> tuple[Lowered, Sizes]:
+        """The program lowered for a target and bound at its sizes; arguments and errors as in `bound_at`. With `timed`,
+        workers record times. Raises FormError for a program without a specialised form."""
+        from tilelink.backend.lower import lower_at
+
+        bound, exact = self.bound_at(schedule, target=target, **asked)
+        target = target if exact.per_node == exact.world else target.across_nodes()
+        return lower_at(bound, exact, target, timed=timed), exact
+
     @public
     def unroll(
         self,
@@ -292,13 +309,13 @@ class Program:
         `tilelink.analysis.check.check`. Raises DtypeError for dtypes that the tile functions do not take, and
         FarAccessError for what no network between nodes does."""
         from tilelink.analysis.check import BUDGET, DEFAULT_SMS, check
-        from tilelink.backend.facts import Facts
-        from tilelink.backend.lower import lower
+        from tilelink.backend.lower import lower_at
         from tilelink.backend.targets import TARGETS
+
         bound, exact = self.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
         stage = 0
         if exact.per_node != world:
-            stage = lower(bound, Facts.of(bound, exact), TARGETS["cpu"].across_nodes()).stage_bytes
+            stage = lower_at(bound, exact, TARGETS["cpu"].across_nodes()).stage_bytes
         return check(
             bound, exact, sms=DEFAULT_SMS if sms is None else sms, reserve=reserve, slot_bytes=slot_bytes, stage=stage,
             budget=BUDGET if budget is None else budget, tell=tell,

@@ -62,9 +62,8 @@ def show(
     TargetError for a target without a network, for machine code across nodes, and for an unknown stage or target.
     """
     from tilelink.analysis.unroll import unroll
-    from tilelink.backend.facts import Facts
     from tilelink.backend.host import plan_text
-    from tilelink.backend.lower import lower
+    from tilelink.backend.lower import lower_at
     from tilelink.inspect.compile import compiled
     from tilelink.inspect.gates import judge
 
@@ -82,7 +81,7 @@ def show(
         return Shown(str(bound))
     if stage == "events":
         return Shown(unroll(bound, exact).text())
-    lowered = lower(bound, Facts.of(bound, exact), made)
+    lowered = lower_at(bound, exact, made)
     if stage in SOURCE:
         return Shown(lowered.source)
     if stage == "host":

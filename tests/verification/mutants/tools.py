@@ -14,8 +14,7 @@ import torch
 
 from tests.verification.mutants.subjects import Subject
 from tilelink.backend import cache
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import Lowered, lower
+from tilelink.backend.lower import Lowered, lower_at
 from tilelink.backend.targets import TARGETS, Target, portable
 from tilelink.emulator import Operation
 from tilelink.emulator.interpreter import suspended
@@ -167,4 +166,4 @@ def lowered_for(subject: Subject, program: Program, target: Target) -> tuple[Low
     """A program on one node, with the sizes of its subject, lowered for a target."""
     bound = subject.bound(program)
     sizes = Sizes.of(bound, subject.world, subject.sizes(program))
-    return lower(bound, Facts.of(bound, sizes), target), sizes
+    return lower_at(bound, sizes, target), sizes

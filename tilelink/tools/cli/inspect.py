@@ -20,14 +20,11 @@ PARTS = ("before", "step", "after")
 
 def run(args: argparse.Namespace) -> Answer:
     """The contents of compiled kernels: registers, the steady loop by kinds of instructions, and the code around it."""
-    from tilelink.backend.facts import Facts
-    from tilelink.backend.lower import lower
     from tilelink.inspect.compile import compiled
 
     made = FORMS[args.target]
     asked = Question.of(args, target=made)
-    bound, exact = asked.program.bound_at(asked.schedule, **asked.options)
-    lowered = lower(bound, Facts.of(bound, exact), made)
+    lowered, exact = asked.program.lowered_at(asked.schedule, target=made, **asked.options)
     kernels = inspected(lowered, compiled(lowered, exact))
     keys = {"target": args.target, **asked.keys, "label": LABEL, "kernels": [asdict(k) for k in kernels]}
     said = f"# {LABEL}: nothing was run; exposed times are estimates\n"
