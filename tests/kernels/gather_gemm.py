@@ -77,12 +77,10 @@ class Call:
         return torch.full((sum(self.parts), self.N), float("nan"), dtype=self.dtype)
 
     def on(self, group: Any, **more: Any) -> torch.Tensor:
-        """Makes the call on a rank."""
+        """Makes the call on a rank, maybe with other options."""
         r = group.rank
-        return self.program(
-            self.x[r], self.weight[r], bias=self.biases[r], schedule=self.schedule, group=group,
-            parts={"M": self.parts}, slot=self.slot, **more,
-        )  # fmt: skip
+        options = {"bias": self.biases[r], "schedule": self.schedule, "parts": {"M": self.parts}, "slot": self.slot}
+        return self.program(self.x[r], self.weight[r], group=group, **options | more)
 
     def check(self, results: Sequence[torch.Tensor]) -> None:
         """Raises AssertionError unless the results of all ranks are right."""

@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 
 import tilelink as tk
+from tests.kernels.gather_gemm import Call
 from tests.runtime.processes import SMALL, Pool, members
 from tilelink.kernels.all_gather import all_gather
-from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
+from tilelink.kernels.all_gather_matmul import push
 from tilelink.runtime.bounds import Bounds
 from tilelink.runtime.group import Group
 
@@ -31,17 +32,15 @@ def everybody(**options: Any) -> Group:
     return lane(*range(WORLD), **options)
 
 
-def operands(parts: Sequence[int], dtype: torch.dtype, seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    numbers = torch.Generator().manual_seed(seed)
-    x = [torch.randn(m, K, generator=numbers).to(dtype) for m in parts]
-    return x, [torch.randn(K, N, generator=numbers).to(dtype) for _ in parts]
+def drawn(parts: Sequence[int] = (4,) * WORLD, **options: Any) -> Call:
+    """A call of all_gather_matmul on any numbers."""
+    return Call(tuple(parts), N, K, **options)
 
 
 def three_calls(group: Group, parts: tuple[int, ...], schedule: str, dtype: torch.dtype) -> list[torch.Tensor]:
     """Calls in a row with other numbers each."""
-    made = [operands(parts, dtype, seed) for seed in range(3)]
-    r, how = group.rank, TILED if schedule == "tiled" else schedule
-    return [all_gather_matmul(x[r], w[r], schedule=how, parts={"M": parts}, group=group) for x, w in made]
+    how = TILED if schedule == "tiled" else schedule
+    return [drawn(parts, dtype=dtype, schedule=how, seed=seed).on(group) for seed in range(3)]
 
 
 def in_processes(function: Callable[..., Any], ranks: tuple[int, ...], *arguments: Any) -> Any:

@@ -12,9 +12,9 @@ import torch
 
 from tests.kernels.routed import Routed
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
-from tests.runtime.inputs import SMALL, Inputs
 from tests.runtime.processes import Pool
 from tests.runtime.ranks import in_processes
+from tests.runtime.small_worlds import SMALL, whole
 from tilelink.errors import ShapeError, TileLinkError
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.runtime.cpu.world import CpuWorld
@@ -42,7 +42,7 @@ COUNTED: list[Callable[[], torch.Tensor]] = [
     lambda: torch.tensor(COUNTS, dtype=torch.int32).repeat_interleave(2, 1)[:, ::2],
 ]
 ROUTED = Routed((dispatch_matmul, "push"), COUNTS, K=16, N=16, integers=True)
-GATHERED = Inputs(2, parts=LENGTHS)
+GATHERED = whole(LENGTHS)
 
 
 def routed(group: Group) -> list[torch.Tensor]:
@@ -50,7 +50,7 @@ def routed(group: Group) -> list[torch.Tensor]:
 
 
 def gathered(group: Any) -> list[torch.Tensor]:
-    return [GATHERED.call(group, parts={"M": form(LENGTHS)}) for form in FORMS]
+    return [GATHERED.on(group, parts={"M": form(LENGTHS)}) for form in FORMS]
 
 
 CALLS: list[tuple[Any, Any]] = [(routed, ROUTED), (gathered, GATHERED)]
@@ -100,7 +100,7 @@ def on_worlds() -> list[Callable[[Callable[[Any], Any]], Any]]:
 def test_wrong_lengths_are_told_alike(parts: Any, kind: type[TileLinkError], says: str) -> None:
     for run in on_worlds():
         with pytest.raises(kind) as e:
-            run(lambda group: GATHERED.call(group, SMALL["pull"], parts=parts))
+            run(lambda group: GATHERED.on(group, schedule=SMALL["pull"], parts=parts))
         assert says in str(e.value)
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import tilelink as tk
+from tests.kernels.gather_gemm import small_world
 from tests.programs.exchanges import own_workers, readers_first, shared_workers
 from tests.programs.gathered import gather, take
 from tests.programs.lines import line_of
-from tests.runtime.small_worlds import K, check_usable, gathered, small_world
+from tests.runtime.small_worlds import K, check_usable, gathered
 from tilelink.errors import StuckError, UnsafeProgramError, shown
 from tilelink.runtime.group import Group
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.kernels.gather_gemm import run_and_check, small_world
 from tests.parameters import each_once, first_of
 from tests.programs.alone import checked_copy, checking
-from tests.runtime.small_worlds import SMALL, Call, K, N, check_usable, small_world
+from tests.runtime.small_worlds import SMALL, K, N, check_usable, whole
 from tilelink.emulator import KernelError
 from tilelink.errors import HeapError
 from tilelink.kernels.all_gather import all_gather
@@ -24,56 +25,42 @@ from tilelink.runtime.group import Group
 
 @each_once("world, schedule", [1, 2, 3, 8], ["push", "pull"], dear=lambda world, _: world == 8)
 def test_worlds(world: int, schedule: str) -> None:
-    call = Call([3 * r % 7 for r in range(1, world + 1)], schedule=schedule)
-    small_world(world).run(call.on)
-    call.check()
+    run_and_check(whole([3 * r % 7 for r in range(1, world + 1)], schedule=schedule))
 
 
 @pytest.mark.parametrize("slots", first_of([2, 1]))
 def test_twenty_calls_in_one_run(slots: int) -> None:
-    calls = [Call((5, 3), seed=s, schedule=("push", "pull")[s % 3 == 1]) for s in range(20)]
-    small_world(2, slots=slots).run(lambda group: [call.on(group) for call in calls])
-    for call in calls:
-        call.check()
+    calls = [whole((5, 3), seed=s, schedule=("push", "pull")[s % 3 == 1]) for s in range(20)]
+    run_and_check(*calls, slots=slots)
 
 
 def test_slots_picked_by_hand() -> None:
-    calls = [Call((5, 3), seed=k, slot=slot) for k, slot in enumerate((0, 1, 0, 0, 1))]
+    calls = [whole((5, 3), schedule="push", seed=k, slot=slot) for k, slot in enumerate((0, 1, 0, 0, 1))]
     world = small_world(2)
     for _ in range(2):
-        world.run(lambda group: [call.on(group) for call in calls])
-        for call in calls:
-            call.check()
-            for out in call.outs:
-                out.fill_(float("nan"))
+        run_and_check(*calls, world=world)
 
 
 def test_shapes_and_dtypes_change_from_call_to_call() -> None:
-    calls = [
-        Call((32, 32)),
-        Call((5, 0), torch.bfloat16, seed=1),
-        Call((0, 1), torch.float16, "pull", seed=2),
-        Call((0, 0), seed=3),
-        Call((1, 40), torch.bfloat16, SMALL, seed=4),
-        Call((32, 32), torch.float16, seed=5),
-    ]
-    small_world(2).run(lambda group: [call.on(group) for call in calls])
-    for call in calls:
-        call.check()
+    run_and_check(
+        whole((32, 32), schedule="push"),
+        whole((5, 0), torch.bfloat16, "push", seed=1),
+        whole((0, 1), torch.float16, "pull", seed=2),
+        whole((0, 0), schedule="push", seed=3),
+        whole((1, 40), torch.bfloat16, seed=4),
+        whole((32, 32), torch.float16, "push", seed=5),
+    )
 
 
 def test_programs_take_turns() -> None:
-    def rank(group: Group) -> None:
-        for call, y in zip(calls, gathered, strict=True):
-            all_gather(call.x[group.rank], y[group.rank], group=group)
-            call.on(group)
+    def rank(group: Group) -> list[tuple[Any, torch.Tensor]]:
+        return [(all_gather(c.x[group.rank], group=group), c.on(group, out=c.poison())) for c in calls]
 
-    calls = [Call((6, 6), seed=s) for s in range(3)]
-    gathered = [[torch.empty(12, K) for _ in range(2)] for _ in calls]
-    small_world(2).run(rank)
-    for call, y in zip(calls, gathered, strict=True):
-        call.check()
-        assert all(torch.equal(of_rank, torch.cat(call.x)) for of_rank in y)
+    calls = [whole((6, 6), schedule="push", seed=s) for s in range(3)]
+    for call, of_call in zip(calls, zip(*small_world(2).run(rank), strict=True), strict=True):
+        gathered, outs = zip(*of_call, strict=True)
+        call.check(outs)
+        assert all(torch.equal(full, torch.cat(call.x)) for full in gathered)
 
 
 @pytest.mark.parametrize("change", [lambda x: x.add_(100), lambda x: torch.neg(x, out=x), lambda x: x[2:].zero_()])
@@ -120,9 +107,7 @@ def test_worlds_take_turns() -> None:
     worlds = [small_world(1), small_world(2), small_world(3, slots=1), small_world(2)]
     for seed in range(2):
         for world in worlds:
-            call = Call((4,) * world.world, seed=seed)
-            world.run(call.on)
-            call.check()
+            run_and_check(whole((4,) * world.world, schedule="push", seed=seed), world=world)
 
 
 def test_what_a_kernel_raises_has_the_line_of_the_tile_function() -> None:
@@ -157,25 +142,26 @@ def test_a_result_may_be_read_at_once(read: Callable[[torch.Tensor], torch.Tenso
 def test_a_rank_may_wait_for_its_results() -> None:
     """And make the next call of them."""
 
-    def rank(group: Group) -> None:
-        first.on(group)
+    def rank(group: Group) -> torch.Tensor:
+        out = first.on(group, out=first.poison())
         group.synchronize()
-        assert torch.equal(first.outs[group.rank], first.expected[group.rank])
-        second.x[group.rank].copy_(first.outs[group.rank][: second.parts[group.rank], :K])
-        second.on(group)
+        assert torch.equal(out, first.expected[group.rank].float())
+        second.x[group.rank].copy_(out[: second.parts[group.rank], :K])
+        return second.on(group, out=second.poison())
 
-    first, second = Call((5, 3)), Call((2, 4), seed=1)
-    small_world(2).run(rank)
-    x = torch.cat([first.expected[0][:2, :K], first.expected[1][:4, :K]])
-    assert all(torch.equal(out, x @ w) for out, w in zip(second.outs, second.weight, strict=True))
+    first, second = whole((5, 3), schedule="push"), whole((2, 4), schedule="push", seed=1)
+    outs = small_world(2).run(rank)
+    for x, y in zip(second.x, first.expected, strict=True):
+        assert torch.equal(x, y[: len(x), :K].float())
+    second.check(outs)
 
 
 def test_outputs_are_those_given_and_inputs_stay() -> None:
-    call = Call((5, 0, 33))
-    before = [t.clone() for t in call.x + call.weight]
-    results = small_world(3).run(call.on)
-    call.check()
-    assert all(a is b for a, b in zip(results, call.outs, strict=True))
+    call = whole((5, 0, 33), schedule="push")
+    before, outs = [t.clone() for t in call.x + call.weight], [call.poison() for _ in call.parts]
+    results = small_world(3).run(lambda group: call.on(group, out=outs[group.rank]))
+    call.check(outs)
+    assert all(a is b for a, b in zip(results, outs, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(before, call.x + call.weight, strict=True))
 
 
@@ -190,7 +176,7 @@ def bits(seed: int = 0, sms: int = 20) -> tuple[list[torch.Tensor], int]:
     world = small_world(2, sms=sms)
 
     def rank(group: Group) -> torch.Tensor:
-        return all_gather_matmul(x[group.rank], weight[group.rank], schedule=SMALL, group=group)
+        return all_gather_matmul(x[group.rank], weight[group.rank], schedule=SMALL["push"], group=group)
 
     outs = world.run(rank, seed=seed)
     assert world.latest is not None
@@ -216,23 +202,21 @@ def test_results_do_not_depend_on_the_sms() -> None:
 
 @pytest.mark.parametrize("slots", [1, 2])
 def test_recommended_heap_is_enough(slots: int) -> None:
-    call = Call((200, 120))
+    call = whole((200, 120), schedule="push")
     with pytest.raises(HeapError) as e:
-        small_world(2, slots=slots, heap_bytes=8 << 10).run(call.on)
+        small_world(2, slots=slots, heap_bytes=8 << 10, signal_bytes=512).run(call.on)
     message = str(e.value)
     assert "too small for all_gather_matmul at {'M': 320, 'K': 16, 'N': 24} on 2 ranks" in message
     assert "a slot needs 20480 bytes for full" in message
     (heap_bytes,) = map(int, re.findall(r"heap_bytes=(\d+)", message))
-    small_world(2, slots=slots, heap_bytes=heap_bytes).run(call.on)
-    call.check()
+    run_and_check(call, slots=slots, heap_bytes=heap_bytes, signal_bytes=512)
 
 
 def test_recommended_signals_are_enough() -> None:
-    call = Call((16 * 66,), schedule=SMALL)
+    call = whole((16 * 66,))
     small = small_world(1, heap_bytes=256 << 10, signal_bytes=256, slots=1)
     with pytest.raises(HeapError, match="signal_bytes=512") as e:
         small.run(call.on)
     (heap_bytes,) = map(int, re.findall(r"heap_bytes=(\d+)", str(e.value)))
     check_usable(small)
-    small_world(1, heap_bytes=heap_bytes, signal_bytes=512, slots=1, races=False).run(call.on)
-    call.check()
+    run_and_check(call, heap_bytes=heap_bytes, signal_bytes=512, slots=1, races=False)

@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver as triton_driver
 
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
-from tests.runtime.inputs import Inputs
+from tests.runtime.small_worlds import whole
 from tilelink.backend.targets import FORMS, TARGETS, Target
 from tilelink.errors import ResidencyError, ScheduleError, Site
 from tilelink.inspect.compile import compiled
@@ -116,8 +116,8 @@ def triton() -> Iterator[TritonDriver]:
 def test_arguments_of_a_launch(triton: TritonDriver, schedule: str) -> None:
     device = Compiling()
     ranks = virtual_world(2, device)
-    sets = [Inputs(2, rows=64, seed=s) for s in range(3)]
-    outs = ranks.run(lambda group: [i.call(group, SCHEDULES[schedule], slot=0) for i in sets])
+    sets = [whole((64, 64), seed=s) for s in range(3)]
+    outs = ranks.run(lambda group: [i.on(group, schedule=SCHEDULES[schedule], slot=0) for i in sets])
     names = ["all_gather_matmul"] if schedule == "push" else ["all_gather_matmul_publish", "all_gather_matmul"]
     assert [name for name, _, _, _ in triton.launched] == names * 2 * len(sets)
     assert device.loads == names * 2, "a call like one before loads nothing"
@@ -160,7 +160,7 @@ def test_descriptors_of_peers_are_of_what_lies_in_their_heaps(
 def test_other_alignments_are_other_kernels(triton: TritonDriver) -> None:
     """Triton compiles for addresses that are multiples of 16, and a call with others may not get that kernel."""
     device = Compiling()
-    ranks, inputs = virtual_world(1, device), Inputs(1, rows=64)
+    ranks, inputs = virtual_world(1, device), whole((64,))
     shifted = torch.zeros(inputs.x[0].numel() + 1)[1:].view(inputs.x[0].shape)
 
     def body(group: CudaGroup) -> None:
@@ -212,7 +212,7 @@ def test_a_call_that_the_specialised_form_does_not_take_has_the_portable_one() -
 def test_local_memory_grows_when_a_kernel_is_loaded(local: int, grown: list[Any]) -> None:
     """A launch that lets it grow waits for the device: for the kernels of ranks that wait for this one."""
     library = Library(local)
-    virtual_world(1, Compiling(library)).run(lambda group: Inputs(1, rows=64).call(group, SCHEDULES["push"]))
+    virtual_world(1, Compiling(library)).run(lambda group: whole((64,)).on(group, schedule=SCHEDULES["push"]))
     assert library.grown == grown
 
 
@@ -246,8 +246,9 @@ def test_a_kernel_that_fits_on_no_sm(triton: TritonDriver, monkeypatch: pytest.M
     """Triton says what it lacks; we say which call it was, and where the schedule stands that asks for so much."""
     monkeypatch.setattr("triton.compiler.compiler.max_shared_mem", lambda device: 1024)
     other = SCHEDULES["push"].changed(matmul={"tile": (32, 16, 16)})  # which no test has loaded
+    x, weight = torch.ones(64, 16), torch.ones(16, 24)
     with pytest.raises(ScheduleError, match=r"fits on no SM: .*shared memory") as e:
-        virtual_world(1, Compiling()).run(lambda group: Inputs(1, rows=64).call(group, other))
+        virtual_world(1, Compiling()).run(lambda group: all_gather_matmul(x, weight, schedule=other, group=group))
     assert e.value.site is not None and "all_gather_matmul(" in e.value.site.text
     assert e.value.message.endswith(f"; the schedule: {other.site}")
 

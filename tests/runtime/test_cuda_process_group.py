@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 import tilelink as tk
 from tests.runtime.cuda_stand_in import HEAP, SIGNALS, StandIn, rank_on
-from tests.runtime.inputs import SMALL, Inputs
 from tests.runtime.processes import Pool
+from tests.runtime.small_worlds import SMALL, whole
 from tilelink.errors import CaptureError, NeverEnteredError, RankMismatchError, StuckError, WorldError
 from tilelink.frontend.kept import Kept
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
@@ -23,8 +23,8 @@ from tilelink.runtime.lane import HOST, Reason, Report
 
 def test_calls_graphs_and_results(on_stand_in: tuple[CudaProcessGroup, StandIn]) -> None:
     group, device = on_stand_in
-    inputs = Inputs(1)
-    outs = [inputs.call(group) for _ in range(3)]
+    inputs = whole((16,))
+    outs = [inputs.on(group) for _ in range(3)]
     group.synchronize()
     inputs.check([outs[0]]), inputs.check([outs[2]])
     x, weight = inputs.x[0], inputs.weight[0]
@@ -35,13 +35,13 @@ def test_calls_graphs_and_results(on_stand_in: tuple[CudaProcessGroup, StandIn])
     group.synchronize()
     inputs.check([out])
     with device.capture(), pytest.raises(CaptureError):
-        inputs.call(group, SMALL["multicast"])
+        inputs.on(group, schedule=SMALL["multicast"])
 
 
 def test_a_withheld_signal_a_reset_and_a_good_call(on_stand_in: tuple[CudaProcessGroup, StandIn]) -> None:
     group, device = on_stand_in
-    inputs = Inputs(1)
-    inputs.call(group)
+    inputs = whole((16,))
+    inputs.on(group)
     group.synchronize()
     real = device.launch
 
@@ -50,14 +50,14 @@ def test_a_withheld_signal_a_reset_and_a_good_call(on_stand_in: tuple[CudaProces
         real(code, workers, values, stream)
 
     device.launch = mute  # type: ignore[method-assign]
-    inputs.call(group)
+    inputs.on(group)
     with pytest.raises(StuckError, match=r"waits for all notifications of full on rank 0 .* observed 0"):
         group.synchronize()
     with pytest.raises(StuckError):
-        inputs.call(group)
+        inputs.on(group)
     device.launch = real  # type: ignore[method-assign]
     group.reset()
-    out = inputs.call(group)
+    out = inputs.on(group)
     group.synchronize()
     inputs.check([out])
 
@@ -86,9 +86,9 @@ def calls_differently(schedules: list[str]) -> None:
     assert dist.group.WORLD is not None
     device = StandIn()
     group = rank_on(device, dist.group.WORLD)
-    inputs = Inputs(2)
+    inputs = whole((16, 16))
     try:
-        inputs.call(group, SMALL[schedules[group.rank]])
+        inputs.on(group, schedule=SMALL[schedules[group.rank]])
     finally:
         assert not device.launched
 
@@ -102,15 +102,15 @@ def test_ranks_that_call_differently(pool: Pool) -> None:
 def tensors_lie_otherwise_on_one_rank() -> None:
     assert dist.group.WORLD is not None
     device = StandIn()
-    group, inputs = rank_on(device, dist.group.WORLD), Inputs(2)
+    group, inputs = rank_on(device, dist.group.WORLD), whole((16, 16))
     for _ in range(2):  # a slot each
-        inputs.call(group)
+        inputs.on(group)
     if group.rank == 1:
         memory = torch.zeros(inputs.x[1].numel() + 1)
         inputs.x[1] = memory[1:].view(inputs.x[1].shape).copy_(inputs.x[1])
         assert inputs.x[1].data_ptr() % 16
     loads = len(device.loads)
-    inputs.call(group)
+    inputs.on(group)
     assert (len(device.loads) > loads) == (group.rank == 1), "only this rank loads anew"
     assert group.calls == 2, "and it asks nobody"
 
@@ -122,15 +122,15 @@ def test_what_is_new_to_one_rank_waits_for_no_other(pool: Pool) -> None:
 def what_was_agreed_on_went() -> None:
     """Two calls are remembered, of one kind in two slots: another kind takes their place, on all ranks alike."""
     assert dist.group.WORLD is not None
-    group, first, second = rank_on(StandIn(), dist.group.WORLD), Inputs(2, rows=3), Inputs(2, rows=5)
+    group, first, second = rank_on(StandIn(), dist.group.WORLD), whole((3, 3)), whole((5, 5))
     group._agreed = Kept(2)
     for inputs in (first, first, first, second, second):
-        inputs.call(group)
+        inputs.on(group)
     assert group.calls == 4 and len(group._agreed) == 2
     if group.rank == 1:  # whose script is new, and the other's is not
         memory = torch.zeros(first.x[1].numel() + 1)
         first.x[1] = memory[1:].view(first.x[1].shape).copy_(first.x[1])
-    first.call(group)
+    first.on(group)
     assert group.calls == 5, "both ask again, and neither waits in vain"
 
 

@@ -11,10 +11,11 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import tilelink as tk
+from tests.kernels.gather_gemm import run_and_check
 from tests.parameters import seldom
 from tests.programs import transfers
 from tests.programs.exchanges import own_workers, readers_first
-from tests.runtime.small_worlds import Call
+from tests.runtime.small_worlds import whole
 from tilelink.errors import StuckError
 from tilelink.runtime.cpu.world import CpuWorld
 
@@ -37,10 +38,7 @@ def heaps(world: CpuWorld) -> list[StorageWeakRef]:
 
 def right(world: CpuWorld, schedule: str) -> None:
     """Calls that come out right."""
-    call = Call((ROWS, ROWS), schedule=schedule)
-    for _ in range(3):
-        world.run(call.on)
-    call.check()
+    run_and_check(*[whole((ROWS, ROWS), schedule=schedule)] * 3, world=world)
 
 
 def stuck(world: CpuWorld) -> None:
@@ -54,7 +52,7 @@ def failing(world: CpuWorld) -> None:
     """A run whose function raises behind a call."""
 
     def on_rank(group: Any) -> None:
-        Call((ROWS, ROWS)).on(group)
+        whole((ROWS, ROWS), schedule="push").on(group)
         raise ValueError("enough")
 
     with pytest.raises(ValueError, match="enough"):

@@ -20,9 +20,9 @@ import torch.distributed as dist
 
 import tilelink as tk
 from tests.runtime.cuda_stand_in import StandIn, rank_on
-from tests.runtime.inputs import SMALL as SMALL_TILES
 from tests.runtime.nvshmem_stand_in import Library
 from tests.runtime.processes import Pool, members
+from tests.runtime.small_worlds import SMALL as SMALL_TILES
 from tilelink.backend import nvshmem as bitcode
 from tilelink.errors import FarAccessError, NvshmemError, RankDiedError, RankMismatchError, Site, WorldError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul

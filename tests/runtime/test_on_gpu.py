@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 import tilelink as tk
-from tests.runtime.inputs import Inputs
+from tests.kernels.gather_gemm import Call
 from tests.runtime.processes import Pool
+from tests.runtime.small_worlds import whole
 from tilelink.errors import CaptureError, NeverEnteredError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.cuda.group import CudaGroup
@@ -27,12 +28,12 @@ REPLAYS = 100
 PARTS = {1: (48,), 2: (40, 5), 4: (16, 0, 33, 7), 8: (5, 16, 0, 1, 33, 8, 2, 16)}
 
 
-class OnGpu(Inputs):
-    """The same inputs, on the GPU."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.x, self.weight = [t.cuda() for t in self.x], [t.cuda() for t in self.weight]
+def on_gpu(*parts: int, seed: int = 0) -> Call:
+    """A call with its tensors on the GPU."""
+    call = whole(parts, seed=seed)
+    for tensors in (call.x, call.weight):
+        tensors[:] = [t.cuda() for t in tensors]
+    return call
 
 
 def few(schedule: str) -> tk.Schedule:
@@ -46,10 +47,10 @@ def few(schedule: str) -> tk.Schedule:
 @pytest.mark.parametrize("schedule", ["push", "pull", "multicast", "engine"])
 def test_results(world: int, schedule: str) -> None:
     ranks = VirtualWorld(world, heap_bytes=8 << 20, signal_bytes=1 << 16, enter_timeout=20.0, stuck_timeout=5.0)
-    sets = [OnGpu(world, parts=PARTS[world], seed=s) for s in range(4)]
+    sets = [on_gpu(*PARTS[world], seed=s) for s in range(4)]
 
     def body(group: CudaGroup) -> list[torch.Tensor]:
-        return [i.call(group, few(schedule), parts={"M": i.lengths}) for i in sets]
+        return [i.on(group, schedule=few(schedule)) for i in sets]
 
     for outs, inputs in zip(zip(*ranks.run(body), strict=True), sets, strict=True):
         inputs.check(list(outs))
@@ -73,7 +74,8 @@ def test_launches_past_triton_and_through_it_give_the_same(monkeypatch: pytest.M
 
 
 def test_a_graph_and_what_may_not_be_captured() -> None:
-    ranks, inputs, other = VirtualWorld(2, heap_bytes=8 << 20, signal_bytes=1 << 16), OnGpu(2), OnGpu(2, seed=1)
+    ranks = VirtualWorld(2, heap_bytes=8 << 20, signal_bytes=1 << 16)
+    inputs, other = on_gpu(16, 16), on_gpu(16, 16, seed=1)
 
     def body(group: CudaGroup) -> list[torch.Tensor]:
         x, weight = inputs.x[group.rank].clone(), inputs.weight[group.rank]
@@ -100,11 +102,11 @@ def test_a_graph_and_what_may_not_be_captured() -> None:
 
 def test_a_rank_that_does_not_call() -> None:
     bounds: dict[str, Any] = {"enter_timeout": 1.0, "stuck_timeout": 1.0}
-    ranks, inputs = VirtualWorld(2, heap_bytes=8 << 20, signal_bytes=1 << 16, **bounds), OnGpu(2)
-    inputs.check(ranks.run(lambda group: inputs.call(group, few("push"))))
+    ranks, inputs = VirtualWorld(2, heap_bytes=8 << 20, signal_bytes=1 << 16, **bounds), on_gpu(16, 16)
+    inputs.check(ranks.run(lambda group: inputs.on(group, schedule=few("push"))))
     with pytest.raises(NeverEnteredError, match="waits for rank 1 to go on, which has left run 0"):
-        ranks.run(lambda group: inputs.call(group, few("push")) if group.rank == 0 else None)
-    inputs.check(ranks.run(lambda group: inputs.call(group, few("push"))))
+        ranks.run(lambda group: inputs.on(group, schedule=few("push")) if group.rank == 0 else None)
+    inputs.check(ranks.run(lambda group: inputs.on(group, schedule=few("push"))))
 
 
 # ---- processes that share a GPU: torch lets them, for tests
@@ -122,8 +124,8 @@ def call_twice() -> list[bool]:
     assert dist.is_initialized()
     torch.cuda.set_device(0)
     group = tk.group(device="cuda", heap_bytes=8 << 20, signal_bytes=4096, reserved=torch.cuda.device_count())
-    sets = [OnGpu(2, seed=s) for s in range(2)]
-    outs = [i.call(group, few("push").changed(matmul={"count": 8})) for i in sets]
+    sets = [on_gpu(16, 16, seed=s) for s in range(2)]
+    outs = [i.on(group, schedule=few("push").changed(matmul={"count": 8})) for i in sets]
     group.synchronize()
     return [torch.equal(o, torch.cat(i.x) @ i.weight[group.rank]) for o, i in zip(outs, sets, strict=True)]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.kernels.gather_gemm import small_world
 from tests.programs.exchanges import readers_first, shared_workers
-from tests.runtime.small_worlds import small_world
 from tilelink.backend.targets import portable
 from tilelink.emulator import DeadlockError
 from tilelink.errors import StuckError

@@ -15,7 +15,7 @@ import tilelink as tk
 from tests.kernels.routed import Routed, run_and_check
 from tests.programs.alone import scaled_by_rank
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
-from tests.runtime.inputs import SMALL, Inputs
+from tests.runtime.small_worlds import SMALL, whole
 from tilelink.analysis.events import Events
 from tilelink.errors import ViewError
 from tilelink.frontend.ir import TileProgram
@@ -40,13 +40,13 @@ def test_how_many_are_kept() -> None:
 def test_a_call_after_its_program_went() -> None:
     world = CpuWorld(2, heap_bytes=64 << 10, signal_bytes=512, sms=4)
     world.lane.prepared = Kept(2)
-    sets = [Inputs(2, rows) for rows in ROWS]
+    sets = [whole((rows, rows)) for rows in ROWS]
     for inputs in sets:
-        inputs.check(world.run(inputs.call))
+        inputs.check(world.run(inputs.on))
     assert [p.sizes.values["M"] for p in world.lane.prepared.values()] == [10, 14]
     oldest = weakref.ref(next(iter(world.lane.prepared.values())))
     for inputs in (sets[0], sets[0]):
-        inputs.check(world.run(inputs.call))
+        inputs.check(world.run(inputs.on))
     assert [p.sizes.values["M"] for p in world.lane.prepared.values()] == [14, 6]
     gc.collect()
     assert oldest() is None, "what went is held by nothing"
@@ -69,8 +69,8 @@ def unrolled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
 def test_new_sizes_and_routings_are_launched_without_unrolling(unrolled: list[dict[str, int]]) -> None:
     world = CpuWorld(2, heap_bytes=64 << 10, signal_bytes=2048, sms=8)
     for rows in ROWS:
-        inputs = Inputs(2, rows)
-        inputs.check(world.run(inputs.call))
+        inputs = whole((rows, rows))
+        inputs.check(world.run(inputs.on))
     for counts in ([[1, 0], [2, 3]], [[0, 2], [4, 0]]):
         run_and_check(Routed((dispatch_matmul, "push"), counts, K=16, N=16, integers=True), world=world)
     assert len(world.lane.prepared) == 5 and not unrolled
@@ -84,8 +84,8 @@ def test_programs_on_engines_and_those_that_the_structure_does_not_show_are_unro
 ) -> None:
     """Two entries of scale are enough for two ranks, and not for three."""
     world = CpuWorld(2, heap_bytes=64 << 10, signal_bytes=2048, sms=8)
-    inputs = Inputs(2)
-    inputs.check(world.run(lambda group: inputs.call(group, SMALL["engine"])))
+    inputs = whole((16, 16))
+    inputs.check(world.run(lambda group: inputs.on(group, schedule=SMALL["engine"])))
     for ranks, safe in ((2, True), (3, False)):
         world = CpuWorld(ranks, heap_bytes=64 << 10, signal_bytes=512, sms=8)
         x, scale = torch.ones(16, 16), torch.tensor([2.0, 3.0])
@@ -98,13 +98,13 @@ def test_programs_on_engines_and_those_that_the_structure_does_not_show_are_unro
 
 def test_a_call_after_its_script_went() -> None:
     device = StandIn()
-    ranks, sets = virtual_world(2, device), [Inputs(2, parts=(rows, 0)) for rows in ROWS]
+    ranks, sets = virtual_world(2, device), [whole((rows, 0)) for rows in ROWS]
     calls = (*sets, sets[2], sets[0])
 
     def body(group: CudaGroup) -> list[torch.Tensor]:
         group._known, outs, kept = Kept(2), [], []
         for inputs in calls:
-            outs.append(inputs.call(group, parts={"M": inputs.lengths}, slot=0))
+            outs.append(inputs.on(group, slot=0))
             kept.append(list(group._known.values()))
         assert [len(k) for k in kept] == [1, 2, 2, 2, 2]
         assert kept[2] == [kept[1][1], kept[3][1]], "the oldest goes"
@@ -118,8 +118,8 @@ def test_a_call_after_its_script_went() -> None:
 
 def test_what_is_in_a_graph_stays() -> None:
     device = StandIn()
-    ranks, others = virtual_world(2, device), [Inputs(2, rows) for rows in ROWS]
-    first, second = Inputs(2, seed=1), Inputs(2, seed=2)
+    ranks, others = virtual_world(2, device), [whole((rows, rows)) for rows in ROWS]
+    first, second = whole((16, 16), seed=1), whole((16, 16), seed=2)
 
     def body(group: CudaGroup) -> torch.Tensor:
         group._known = Kept(2)
@@ -132,7 +132,7 @@ def test_what_is_in_a_graph_stays() -> None:
             out = call()
         (script,) = group._captured.values()
         for inputs in others:
-            inputs.call(group)
+            inputs.on(group)
         assert all(script not in known.scripts.values() for known in group._known.values())
         x.copy_(second.x[group.rank])
         group.replay(graph)

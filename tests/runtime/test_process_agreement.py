@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import tilelink as tk
 from tests.runtime.processes import SMALL, Failure, Pool, members
-from tests.runtime.ranks import TILED, WORLD, check_usable, everybody, gathered, operands
+from tests.runtime.ranks import TILED, WORLD, check_usable, drawn, everybody, gathered
 from tilelink.errors import WorldError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.group import Group
@@ -24,15 +24,15 @@ def odd_one(case: str) -> Any:
     """A call in which rank 2 differs."""
     group = everybody()
     odd = group.rank == 2
-    x, w = operands((4,) * WORLD, torch.float16 if odd and case == "dtypes" else torch.float32, 0)
+    call = drawn(dtype=torch.float16 if odd and case == "dtypes" else torch.float32)
     parts = {"M": (4, 4, 4, 5 if odd and case == "sizes" else 4)}
     schedule: Any = TILED if odd and case == "schedule" else "push"
     slot = 1 if odd and case == "slot" else 0
     if odd and case == "program":
         return gathered(group)
     if odd and case == "raised":
-        return all_gather_matmul(x[2], w[2][:-1], schedule="push", parts=parts, slot=slot, group=group)
-    return all_gather_matmul(x[group.rank], w[group.rank], schedule=schedule, parts=parts, slot=slot, group=group)
+        return all_gather_matmul(call.x[2], call.weight[2][:-1], schedule="push", parts=parts, slot=slot, group=group)
+    return call.on(group, schedule=schedule, parts=parts, slot=slot)
 
 
 @pytest.mark.parametrize("case", ["program", "sizes", "dtypes", "schedule", "slot"])
@@ -41,7 +41,7 @@ def test_ranks_have_to_agree(pool: Pool, case: str) -> None:
     assert {f.kind for f in failures} == {"RankMismatchError"}
     for f in failures:
         assert re.search(rf"call \d+ of this group: rank 2 has {case} .*, rank 0 ", f.text), f.text
-        assert re.search(r"(test_process_agreement|ranks)\.py:\d+: call", f.text), f.text
+        assert re.search(r"(gather_gemm|ranks)\.py:\d+: call", f.text), f.text
     check_usable(pool, everybody)
 
 

@@ -20,7 +20,7 @@ import triton.language as tl
 from tests.parameters import rarely
 from tests.programs.exchanges import own_workers, readers_first
 from tests.runtime.processes import SMALL, Pool, members
-from tests.runtime.ranks import TILED, WORLD, K, N, everybody, gathered, in_processes, lane, operands, three_calls
+from tests.runtime.ranks import TILED, WORLD, K, N, drawn, everybody, gathered, in_processes, lane, three_calls
 from tilelink.emulator import Execution, Region, Words, interpreted
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.board import share
@@ -57,8 +57,8 @@ def on_nodes(group: Group) -> torch.Tensor:
     """The program of the example, whose ranks go through one rank of each node."""
     example = Path(__file__).parents[2] / "examples" / "hierarchical_gather.py"
     program = runpy.run_path(str(example))["hierarchical_all_gather_matmul"]
-    x, w = operands((5, 0, 17, 2), torch.float32, 0)
-    return program(x[group.rank], w[group.rank], parts={"M": (5, 0, 17, 2)}, group=group)
+    call, rank = drawn((5, 0, 17, 2)), group.rank
+    return program(call.x[rank], call.weight[rank], parts={"M": call.parts}, group=group)
 
 
 def nodes() -> torch.Tensor:
@@ -171,9 +171,7 @@ def random_calls(group: Group, seed: int, count: int) -> list[torch.Tensor]:
         parts = tuple(numbers.choice((0, 1, 4, 7, 16, 33)) for _ in range(group.world))
         dtype = numbers.choice((torch.float32, torch.float16, torch.bfloat16))
         schedule, slot = numbers.choice(("push", "pull", "engine", "multicast")), numbers.choice((None, 0, 1))
-        x, w = operands(parts, dtype, k)
-        mine = x[group.rank], w[group.rank]
-        outs.append(all_gather_matmul(*mine, schedule=schedule, parts={"M": parts}, slot=slot, group=group))
+        outs.append(drawn(parts, dtype=dtype, schedule=schedule, slot=slot, seed=k).on(group))
     return outs
 
 

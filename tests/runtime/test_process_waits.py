@@ -10,16 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 import tilelink as tk
 from tests.programs.gathered import lower_rows
 from tests.runtime.processes import SMALL, Pool, members
-from tests.runtime.ranks import WORLD, check_usable, everybody, gathered, operands, use
+from tests.runtime.ranks import WORLD, check_usable, drawn, everybody, gathered, use
 from tilelink.backend import cache as kernels
 from tilelink.errors import NeverEnteredError, StuckError
-from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.group import Group
 
 
@@ -42,12 +40,12 @@ def withheld(program: str) -> Any:
 
         group.lane.prepare = mutated  # type: ignore[method-assign]
     try:
-        x, w = operands((4,) * WORLD, torch.float32, 0)
+        call = drawn()
         for _ in range(2):
             if program == "gather":
-                all_gather_matmul(x[group.rank], w[group.rank], schedule="push", group=group)
+                call.on(group)
             else:
-                lower_rows(x[group.rank], group=group)
+                lower_rows(call.x[group.rank], group=group)
     finally:
         vars(group.lane).pop("prepare", None)
 

@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from tests.kernels import gather_gemm
+from tests.kernels.gather_gemm import small_world
 from tests.runtime import small_worlds
-from tests.runtime.small_worlds import SMALL, Call, K, N, check_usable, gathered, line_of, small_world
+from tests.runtime.small_worlds import K, N, check_usable, gathered, line_of, whole
 from tilelink.emulator import RaceError
 from tilelink.errors import ArgumentError, RankMismatchError, StuckError, shown
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.group import Group
 
-
-def called(call: Call) -> Callable[[Group], Any]:
-    return lambda group: call.on(group)
-
-
+CALL = whole((4, 4), schedule="push")
 DISAGREE: dict[str, tuple[Sequence[Callable[[Group], Any]], Sequence[Callable[[Group], Any]], str]] = {
-    "parts": ([called(Call((4, 4)))], [called(Call((3, 4)))], "sizes"),
-    "schedules": ([called(Call((4, 4)))], [called(Call((4, 4), schedule="pull"))], "schedule"),
-    "tiles": ([called(Call((4, 4), schedule=SMALL))], [called(Call((4, 4)))], "schedule"),
-    "dtypes": ([called(Call((4, 4)))], [called(Call((4, 4), torch.float16))], "dtypes"),
-    "bias": ([called(Call((4, 4)))], [called(Call((4, 4), bias=torch.zeros(N)))], "dtypes"),
-    "slots": ([called(Call((4, 4), slot=0))], [called(Call((4, 4), slot=1))], "slot"),
-    "programs": ([called(Call((4, 4)))], [gathered], "program"),
-    "order": ([called(Call((4, 4))), gathered], [gathered, called(Call((4, 4)))], "program"),
-    "second call": ([gathered, called(Call((4, 4)))], [gathered, gathered], "program"),
+    "parts": ([CALL.on], [replace(CALL, parts=(3, 4)).on], "sizes"),
+    "schedules": ([CALL.on], [replace(CALL, schedule="pull").on], "schedule"),
+    "tiles": ([whole((4, 4)).on], [CALL.on], "schedule"),
+    "dtypes": ([CALL.on], [replace(CALL, dtype=torch.float16).on], "dtypes"),
+    "bias": ([CALL.on], [replace(CALL, bias=True).on], "dtypes"),
+    "slots": ([replace(CALL, slot=0).on], [replace(CALL, slot=1).on], "slot"),
+    "programs": ([CALL.on], [gathered], "program"),
+    "order": ([CALL.on, gathered], [gathered, CALL.on], "program"),
+    "second call": ([gathered, CALL.on], [gathered, gathered], "program"),
 }
 
 
@@ -43,11 +42,11 @@ def test_ranks_have_to_agree(case: str) -> None:
         world.run(lambda group: [call(group) for call in (mine, theirs)[group.rank]])
     number = 1 if case == "second call" else 0
     assert re.search(
-        rf"(test_ranks_disagree|small_worlds).py:\d+: call {number} of this group: "
+        rf"(gather_gemm|small_worlds).py:\d+: call {number} of this group: "
         rf"rank (0 has {what} .*, rank 1|1 has {what} .*, rank 0) ",
         str(e.value),
     )
-    assert e.value.site is not None and e.value.site.file in (__file__, small_worlds.__file__)
+    assert e.value.site is not None and e.value.site.file in (gather_gemm.__file__, small_worlds.__file__)
     check_usable(world)
 
 
@@ -66,9 +65,8 @@ def test_values_in_which_ranks_differ_are_said() -> None:
 
 def test_a_rank_that_calls_once_too_often_waits_in_vain() -> None:
     world = small_world(2)
-    call = Call((4, 4))
     with pytest.raises(StuckError, match=r"rank 1 worker \d+ of all_gather_matmul run 1: role matmul") as e:
-        world.run(lambda group: [call.on(group) for _ in range(1 + group.rank)])
+        world.run(lambda group: [CALL.on(group) for _ in range(1 + group.rank)])
     assert "2 calls were made by rank 1; rank 0 made 1: the ranks of a group make the same calls" in str(e.value)
     check_usable(world)
 
@@ -87,7 +85,7 @@ def test_a_rank_that_raises_ends_the_run_of_all(raising: int, calls_before: int)
         group.synchronize()
         pytest.fail("the other ranks wait for the one that raised")
 
-    world, call = small_world(3), Call((4, 4, 4))
+    world, call = small_world(3), whole((4, 4, 4), schedule="push")
     with pytest.raises(LookupError) as e:
         world.run(rank)
     assert e.value is error
@@ -96,14 +94,14 @@ def test_a_rank_that_raises_ends_the_run_of_all(raising: int, calls_before: int)
 
 def test_one_rank_makes_a_bad_call() -> None:
     """Its own output is untouched; the ranks that called before it are not left waiting."""
-    world, call = small_world(2), Call((4, 4))
+    world = small_world(2)
     own = torch.full((8, N), -7.0)
 
     def rank(group: Group) -> None:
         if group.rank == 0:
-            call.on(group)
+            CALL.on(group)
             group.synchronize()
-        all_gather_matmul(call.x[1], call.weight[1].half()[:-1], own, group=group)  # one bad call
+        all_gather_matmul(CALL.x[1], CALL.weight[1].half()[:-1], own, group=group)  # one bad call
 
     with pytest.raises(ArgumentError, match="weight has shape") as e:
         world.run(rank)

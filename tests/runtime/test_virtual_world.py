@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tilelink as tk
 from tests.parameters import covering
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
-from tests.runtime.inputs import SMALL, Inputs, K, N
+from tests.runtime.small_worlds import SMALL, K, N, whole
 from tilelink.errors import (
     ArgumentError,
     CaptureError,
@@ -53,9 +53,9 @@ KERNELS = {
 )
 def test_results_on_worlds_of_all_sizes(schedule: str, world: int) -> None:
     device = StandIn(sms=24)
-    ranks, inputs = virtual_world(world, device), Inputs(world)
+    ranks, inputs = virtual_world(world, device), whole((16,) * world)
     for _ in range(2):
-        inputs.check(ranks.run(lambda group: inputs.call(group, SMALL[schedule])))
+        inputs.check(ranks.run(lambda group: inputs.on(group, schedule=SMALL[schedule])))
     kernels = [f"all_gather_matmul{k}" for k in KERNELS[schedule]]
     assert [name for _, name, _ in device.launched] == kernels * world * 2
     assert {len({s.cuda_stream for s in g._engine.values()}) for g in ranks.groups} <= {0, 1}, "one queue a rank"
@@ -63,19 +63,19 @@ def test_results_on_worlds_of_all_sizes(schedule: str, world: int) -> None:
 
 
 def test_uneven_parts() -> None:
-    ranks, inputs = virtual_world(3, StandIn()), Inputs(3, parts=(5, 0, 18))
-    inputs.check(ranks.run(lambda group: inputs.call(group, parts={"M": inputs.lengths})))
+    ranks, inputs = virtual_world(3, StandIn()), whole((5, 0, 18))
+    inputs.check(ranks.run(inputs.on))
 
 
 def test_calls_alike_are_checked_and_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     device = StandIn()
-    ranks, sets = virtual_world(2, device), [Inputs(2, seed=s) for s in range(5)]
+    ranks, sets = virtual_world(2, device), [whole((16, 16), seed=s) for s in range(5)]
 
     def body(group: CudaGroup) -> list[torch.Tensor]:
-        outs = [i.call(group) for i in sets[:2]]  # a slot each
+        outs = [i.on(group) for i in sets[:2]]  # a slot each
         loads = len(device.loads)
         monkeypatch.setattr(all_gather_matmul, "bind", None)
-        outs += [i.call(group) for i in sets[2:]]
+        outs += [i.on(group) for i in sets[2:]]
         assert len(device.loads) == loads
         return outs
 
@@ -92,11 +92,11 @@ def test_nothing_of_the_caller_is_kept() -> None:
     def body(group: CudaGroup) -> None:
         loads = []
         for seed in range(5):
-            inputs, out = Inputs(2, seed=seed), torch.full((32, N), torch.nan)
+            inputs, out = whole((16, 16), seed=seed), torch.full((32, N), torch.nan)
             x, weight = inputs.x[group.rank], inputs.weight[group.rank]
             assert all_gather_matmul(x, weight, out, schedule=SMALL["push"], group=group) is out
             group.synchronize()
-            torch.testing.assert_close(out, inputs.right(group.rank), rtol=0, atol=0)
+            torch.testing.assert_close(out, inputs.expected[group.rank].float(), rtol=0, atol=0)
             alive.extend(map(weakref.ref, (x, weight, out)))
             loads.append(len(group._known))
         assert loads == [1] * 5
@@ -112,22 +112,22 @@ def test_nothing_of_the_caller_is_kept() -> None:
 
 def test_a_graph_is_replayed_after_runs_on_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     device = StandIn()
-    ranks, inputs = virtual_world(1, device), Inputs(1)
+    ranks, inputs = virtual_world(1, device), whole((16,))
     follows: list[tuple[Any, Any]] = []
     monkeypatch.setattr(device, "follow", lambda stream, before: follows.append((stream, before)))
     monkeypatch.setattr(device, "synchronize", lambda stream: None)  # only the order is looked at: nothing is run
 
     def body(group: CudaGroup) -> None:
-        inputs.call(group), inputs.call(group)
+        inputs.on(group), inputs.on(group)
         follows.clear()
         first, other = device.current(), device.stream()
         with device.on(other), device.capture() as graph:
-            inputs.call(group)
+            inputs.on(group)
         assert not follows
         with device.on(other):
             group.replay(graph)
         assert follows == [(other, first)]
-        inputs.call(group)
+        inputs.on(group)
         assert follows[1:] == [(first, other)]
 
     ranks.run(body)
@@ -135,7 +135,7 @@ def test_a_graph_is_replayed_after_runs_on_another_stream(monkeypatch: pytest.Mo
 
 def test_calls_that_differ_are_checked_anew() -> None:
     """Other strides, sizes, dtypes and names of what is given: each is right, and an error is found at any time."""
-    ranks, inputs = virtual_world(2, StandIn()), Inputs(2)
+    ranks, inputs = virtual_world(2, StandIn()), whole((16, 16))
 
     def body(group: CudaGroup) -> list[torch.Tensor]:
         x, weight = inputs.x[group.rank], inputs.weight[group.rank]
@@ -156,21 +156,21 @@ def test_calls_that_differ_are_checked_anew() -> None:
 
     for rank, outs in enumerate(ranks.run(body)):
         for out in outs:
-            torch.testing.assert_close(out.float(), inputs.right(rank), rtol=0, atol=0)
+            torch.testing.assert_close(out.float(), inputs.expected[rank].float(), rtol=0, atol=0)
 
 
 def test_a_slot_may_be_chosen() -> None:
-    ranks, inputs = virtual_world(2, StandIn()), Inputs(2)
+    ranks, inputs = virtual_world(2, StandIn()), whole((16, 16))
     for slot in (1, 1, 0):
-        inputs.check(ranks.run(lambda group, slot=slot: inputs.call(group, slot=slot)))  # type: ignore[misc]
+        inputs.check(ranks.run(lambda group, slot=slot: inputs.on(group, slot=slot)))  # type: ignore[misc]
     with pytest.raises(ScheduleError, match="slot 2: this world has 2"):
-        ranks.run(lambda group: inputs.call(group, slot=2))
+        ranks.run(lambda group: inputs.on(group, slot=2))
 
 
 def test_workers_that_do_not_fit() -> None:
-    inputs = Inputs(2)
+    inputs = whole((16, 16))
     with pytest.raises(ResidencyError, match=r"has \d+ workers .* 0 fit on the 6 SMs it has: 0 on each"):
-        virtual_world(2, StandIn(workers_per_sm=0)).run(inputs.call)
+        virtual_world(2, StandIn(workers_per_sm=0)).run(inputs.on)
     with pytest.raises(WorldError, match="8 ranks on 12 SMs, of which 5 are reserved"):
         virtual_world(8, StandIn(sms=12), reserved=5)
 
@@ -178,43 +178,43 @@ def test_workers_that_do_not_fit() -> None:
 def test_too_few_queues_for_the_copy_engine() -> None:
     device = StandIn()
     device.queues = 5
-    ranks, inputs = virtual_world(2, device), Inputs(2)
+    ranks, inputs = virtual_world(2, device), whole((16, 16))
     with pytest.raises(WorldError, match=r"need 6 queues, it has 5: set CUDA_DEVICE_MAX_CONNECTIONS=32"):
-        ranks.run(lambda group: inputs.call(group, SMALL["engine"]))
+        ranks.run(lambda group: inputs.on(group, schedule=SMALL["engine"]))
 
 
 def test_too_few_queues_for_two_kernels_a_rank() -> None:
     """As where Megatron has set CUDA_DEVICE_MAX_CONNECTIONS=1; a probe may allow it."""
     device = StandIn()
     device.queues = 1
-    ranks, inputs = virtual_world(2, device), Inputs(2)
-    inputs.check(ranks.run(lambda group: inputs.call(group, SMALL["push"])))
+    ranks, inputs = virtual_world(2, device), whole((16, 16))
+    inputs.check(ranks.run(lambda group: inputs.on(group, schedule=SMALL["push"])))
     with pytest.raises(WorldError, match="2 ranks with 2 kernels each on one device need 3 queues, it has 1"):
-        ranks.run(lambda group: inputs.call(group, SMALL["pull"]))
+        ranks.run(lambda group: inputs.on(group, schedule=SMALL["pull"]))
     device.probed = Probed({"few_queues": True})
-    inputs.check(ranks.run(lambda group: inputs.call(group, SMALL["pull"])))
+    inputs.check(ranks.run(lambda group: inputs.on(group, schedule=SMALL["pull"])))
 
 
 def test_streams_that_can_not_signal() -> None:
     device = StandIn()
     device.probed = Probed({"stream_signals": False})
-    inputs = Inputs(1)
+    inputs = whole((16,))
     with pytest.raises(WorldError, match=r"all_gather_matmul uses the copy engine; .* a word for a kernel .*: no"):
-        virtual_world(1, device).run(lambda group: inputs.call(group, SMALL["engine"]))
+        virtual_world(1, device).run(lambda group: inputs.on(group, schedule=SMALL["engine"]))
 
 
 @pytest.mark.parametrize(("answer", "workers"), [(None, 1), (False, 1), (True, 2)])
 def test_copies_beside_all_sms_are_for_a_probe_to_allow(answer: bool | None, workers: int) -> None:
-    device, inputs = StandIn(sms=2), Inputs(1)
+    device, inputs = StandIn(sms=2), whole((16,))
     device.probed = Probed({} if answer is None else {"copies_beside_all_sms": answer})
-    inputs.check(virtual_world(1, device).run(lambda group: inputs.call(group, SMALL["engine"])))
+    inputs.check(virtual_world(1, device).run(lambda group: inputs.on(group, schedule=SMALL["engine"])))
     assert max(n for _, _, n in device.launched) == workers
 
 
 @pytest.mark.parametrize("schedule", ["push", "push,gather.count=2", NamedSchedule("push")], ids=str)
 def test_schedules_by_name_and_with_changes(schedule: Any) -> None:
-    inputs = Inputs(2)
-    inputs.check(virtual_world(2, StandIn()).run(lambda group: inputs.call(group, schedule)))
+    inputs = whole((16, 16))
+    inputs.check(virtual_world(2, StandIn()).run(lambda group: inputs.on(group, schedule=schedule)))
 
 
 @pytest.mark.parametrize(
@@ -237,8 +237,8 @@ def test_tools_that_run_one_kernel_at_a_time(
         (tmp_path / name).write_text(value)
     with pytest.raises(WorldError, match=f"2 virtual ranks wait for each other, and {why}"):
         virtual_world(2, StandIn())
-    inputs = Inputs(1)
-    inputs.check(virtual_world(1, StandIn()).run(inputs.call))
+    inputs = whole((16,))
+    inputs.check(virtual_world(1, StandIn()).run(inputs.on))
 
 
 def test_a_gpu_on_which_kernels_were_seen_apart() -> None:
@@ -255,7 +255,7 @@ def test_a_gpu_on_which_kernels_were_seen_apart() -> None:
 def test_a_graph_is_replayed_with_other_inputs(schedule: str) -> None:
     device = StandIn()
     device.probed = Probed({"engines_in_graphs": True})
-    ranks, first, second = virtual_world(2, device), Inputs(2, seed=1), Inputs(2, seed=2)
+    ranks, first, second = virtual_world(2, device), whole((16, 16), seed=1), whole((16, 16), seed=2)
 
     def body(group: CudaGroup) -> list[torch.Tensor]:
         x, weight = first.x[group.rank].clone(), first.weight[group.rank]
@@ -282,11 +282,11 @@ def test_a_graph_is_replayed_with_other_inputs(schedule: str) -> None:
 
 def test_what_was_not_prepared_is_not_captured() -> None:
     device = StandIn()
-    ranks, inputs = virtual_world(1, device), Inputs(1)
+    ranks, inputs = virtual_world(1, device), whole((16,))
 
     def body(group: CudaGroup) -> None:
         with device.capture():
-            inputs.call(group)
+            inputs.on(group)
 
     with pytest.raises(CaptureError, match=r"all_gather_matmul is captured .* by all_gather_matmul.prepare"):
         ranks.run(body)
@@ -302,12 +302,12 @@ def test_what_was_not_prepared_is_not_captured() -> None:
 def test_copy_engines_are_captured_where_a_probe_allows_it(answers: dict[str, bool], why: str) -> None:
     device = StandIn()
     device.probed = Probed(answers)
-    ranks, inputs = virtual_world(1, device), Inputs(1)
+    ranks, inputs = virtual_world(1, device), whole((16,))
 
     def body(group: CudaGroup) -> None:
-        inputs.call(group, SMALL["engine"]), inputs.call(group, SMALL["engine"])
+        inputs.on(group, schedule=SMALL["engine"]), inputs.on(group, schedule=SMALL["engine"])
         with device.capture():
-            inputs.call(group, SMALL["engine"])
+            inputs.on(group, schedule=SMALL["engine"])
 
     with pytest.raises(CaptureError, match=f"captured in a schedule with a copy engine; {why}; or take another"):
         ranks.run(body)
@@ -322,12 +322,12 @@ def test_graphs_that_may_not_wait_for_each_other() -> None:
 
 def test_preparing_launches_nothing() -> None:
     device = StandIn()
-    ranks, inputs = virtual_world(2, device), Inputs(2)
+    ranks, inputs = virtual_world(2, device), whole((16, 16))
     ranks.run(
         lambda g: all_gather_matmul.prepare(inputs.x[g.rank], inputs.weight[g.rank], schedule=SMALL["pull"], group=g)
     )
     assert not device.launched and {g.runs for g in ranks.groups} == {0}
-    inputs.check(ranks.run(lambda group: inputs.call(group, SMALL["pull"])))
+    inputs.check(ranks.run(lambda group: inputs.on(group, schedule=SMALL["pull"])))
 
 
 # ---- ranks that do not agree, and waits in vain
@@ -335,33 +335,33 @@ def test_preparing_launches_nothing() -> None:
 
 def test_ranks_that_call_differently() -> None:
     device = StandIn()
-    ranks, inputs = virtual_world(2, device), Inputs(2)
+    ranks, inputs = virtual_world(2, device), whole((16, 16))
     schedules = [SMALL["push"], SMALL["push"].changed(matmul={"stages": 2})]
     with pytest.raises(RankMismatchError, match="call 0 of this group: rank 1 has schedule"):
-        ranks.run(lambda group: inputs.call(group, schedules[group.rank]))
+        ranks.run(lambda group: inputs.on(group, schedule=schedules[group.rank]))
     assert not device.launched
-    inputs.check(ranks.run(inputs.call))
+    inputs.check(ranks.run(inputs.on))
 
 
 def test_a_rank_that_does_not_call() -> None:
-    ranks, inputs = virtual_world(2, StandIn()), Inputs(2)
-    inputs.check(ranks.run(inputs.call))
+    ranks, inputs = virtual_world(2, StandIn()), whole((16, 16))
+    inputs.check(ranks.run(inputs.on))
 
     def body(group: CudaGroup) -> Any:
-        return inputs.call(group) if group.rank == 0 else None
+        return inputs.on(group) if group.rank == 0 else None
 
     with pytest.raises(NeverEnteredError) as error:
         ranks.run(body)
     assert "a rank did not come within 2 s" in str(error.value)
     assert "rank 0 worker" in str(error.value) and "of all_gather_matmul run 1" in str(error.value)
-    inputs.check(ranks.run(inputs.call))
+    inputs.check(ranks.run(inputs.on))
 
 
 def test_a_signal_that_is_withheld() -> None:
     """The gather of rank 1 brings nothing to rank 0: its signals are there before, and taken away."""
     device = StandIn()
-    ranks, inputs = virtual_world(2, device), Inputs(2)
-    inputs.check(ranks.run(inputs.call))
+    ranks, inputs = virtual_world(2, device), whole((16, 16))
+    inputs.check(ranks.run(inputs.on))
     real = device.launch
 
     def withhold(code: Any, workers: int, values: tuple[Any, ...], stream: int) -> None:
@@ -371,11 +371,11 @@ def test_a_signal_that_is_withheld() -> None:
 
     device.launch = withhold  # type: ignore[method-assign]
     with pytest.raises(StuckError) as error:
-        ranks.run(inputs.call)
+        ranks.run(inputs.on)
     assert "role matmul, tile" in str(error.value) and "waits for full[M[16:32], K[0:16]] of rank 0" in str(error.value)
     assert "expected 1, observed 0" in str(error.value)
     device.launch = real  # type: ignore[method-assign]
-    inputs.check(ranks.run(inputs.call))
+    inputs.check(ranks.run(inputs.on))
 
 
 def test_poisoning_needs_no_sm() -> None:
@@ -397,15 +397,15 @@ def test_poisoning_needs_no_sm() -> None:
 
 
 def test_after_a_wait_in_vain_no_call_is_made() -> None:
-    ranks, inputs = virtual_world(2, StandIn()), Inputs(2)
+    ranks, inputs = virtual_world(2, StandIn()), whole((16, 16))
 
     def body(group: CudaGroup) -> None:
         if group.rank == 0:
-            inputs.call(group)
+            inputs.on(group)
             with pytest.raises(NeverEnteredError):
                 group.synchronize()
             with pytest.raises(NeverEnteredError):
-                inputs.call(group)
+                inputs.on(group)
         raise KeyError("as expected")
 
     with pytest.raises(KeyError):
@@ -423,21 +423,21 @@ def test_a_machine_without_a_gpu() -> None:
 
 
 def test_outside_of_a_run() -> None:
-    ranks, inputs = virtual_world(1, StandIn()), Inputs(1)
+    ranks, inputs = virtual_world(1, StandIn()), whole((16,))
     with pytest.raises(WorldError, match=r"all_gather_matmul is called outside of VirtualWorld.run"):
-        inputs.call(ranks.groups[0])
+        inputs.on(ranks.groups[0])
 
 
 def test_a_call_of_another_program_in_between() -> None:
-    ranks, inputs = virtual_world(2, StandIn()), Inputs(2)
-    whole = tk.Schedule(gather=tk.SMs(tile=(16, 16), at="reader"))
+    ranks, inputs = virtual_world(2, StandIn()), whole((16, 16))
+    schedule = tk.Schedule(gather=tk.SMs(tile=(16, 16), at="reader"))
 
     def body(group: CudaGroup) -> torch.Tensor:
-        inputs.call(group)
-        full = all_gather(inputs.x[group.rank], schedule=whole, group=group)
+        inputs.on(group)
+        full = all_gather(inputs.x[group.rank], schedule=schedule, group=group)
         group.synchronize()
         assert torch.equal(full, torch.cat(inputs.x))
-        return inputs.call(group)
+        return inputs.on(group)
 
     inputs.check(ranks.run(body))
 
