@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -189,6 +189,29 @@ def _mixture_of_experts(ranks: Sequence[Rank], routing: Routing) -> list[dict[st
         kept.append({"gathered": rows, "gates": gates, "ups": ups})
         made.append(outs)
     return [a | b for a, b in zip(_summed(ranks, _by_source(routing, made)), kept, strict=True)]
+
+
+Slice = tuple[int, tuple[torch.Tensor, torch.Tensor]]
+"""The number of an expert, its gate and up, and its down; or slices of these."""
+
+
+def every_slice(ranks: Sequence[Rank], slices: int = 1) -> Iterator[Slice]:
+    """Yields the experts of all ranks; `slices` ranks share an expert, a slice each."""
+    for rank, r in enumerate(ranks):
+        yield from enumerate(zip(r["gate_up"], r["down"], strict=True), rank // slices * len(r["down"]))
+
+
+def layer_of_experts(
+    x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, experts: Iterable[Slice]
+) -> torch.Tensor:
+    """Returns the results of tokens by a layer whose experts are all in one place. `chosen`, `weights`: of each token
+    its experts, and how much each counts."""
+    out = torch.zeros_like(x)
+    for number, (gate_up, down) in experts:
+        gate, up = (x @ gate_up.T).chunk(2, -1)
+        weight = weights.where(chosen == number, 0).sum(-1, keepdim=True)
+        out = out + weight * ((torch.nn.functional.silu(gate) * up) @ down.T)
+    return out
 
 
 def _by_expert(rows: torch.Tensor, rank: int, world: int, routing: Routing) -> list[torch.Tensor]:

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 
 from bench.check import LIMITS, relative_rms
+from bench.references import every_slice, layer_of_experts
 from tilelink import ops
 from tilelink.errors import CapacityError
 from tilelink.ops import swiglu
@@ -98,16 +99,11 @@ class Layer:
     def right(self, ranks: Sequence[dict[str, torch.Tensor]]) -> list[list[torch.Tensor]]:
         """Returns the right results and gradients of every rank."""
         leaves = [{n: r[n].double().requires_grad_() for n in NAMES} for r in ranks]
-        outs = []
-        for rank, (given, r) in enumerate(zip(leaves, ranks, strict=True)):
-            out, chosen = torch.zeros_like(given["x"]), self.places(rank, r["topk_idx"])
-            for place in range(self.experts * self.world):
-                home, number = divmod(place, self.experts)
-                named = chosen == home // self.slices * self.experts + number
-                weight = (given["topk_weights"] * named).sum(1, keepdim=True)
-                gate_up, down = (leaves[home][n][number] for n in ("gate_up", "down"))
-                out = out + weight * (swiglu(given["x"] @ gate_up.T) @ down.T)
-            outs.append(out)
+        chosen = [self.places(rank, r["topk_idx"]) for rank, r in enumerate(ranks)]
+        outs = [
+            layer_of_experts(given["x"], of_rank, given["topk_weights"], every_slice(leaves, self.slices))
+            for given, of_rank in zip(leaves, chosen, strict=True)
+        ]
         torch.stack([out.sum() for out in outs]).sum().backward()
         return [[out.detach(), *(_grad(given[n]) for n in NAMES)] for out, given in zip(outs, leaves, strict=True)]
 
@@ -116,11 +112,9 @@ class Layer:
         itself may be much smaller than its terms, and rounding errors go with the terms."""
         r = {n: t.double() if n in NAMES else t for n, t in ranks[rank].items()}
         chosen, found = self.places(rank, r["topk_idx"]), torch.zeros_like(r["topk_weights"])
-        for place in range(self.experts * self.world):
-            home, number = divmod(place, self.experts)
-            gate_up, down = (ranks[home][n][number].double() for n in ("gate_up", "down"))
-            each = (swiglu(r["x"] @ gate_up.T).abs() @ down.T.abs()).sum(1, keepdim=True)
-            found += each * (chosen == home // self.slices * self.experts + number)
+        for number, (gate_up, down) in every_slice(ranks, self.slices):
+            each = (swiglu(r["x"] @ gate_up.double().T).abs() @ down.double().T.abs()).sum(1, keepdim=True)
+            found += each * (chosen == number)
         return found
 
     def wrong(self, rank: int, group: dist.ProcessGroup) -> str:

@@ -15,8 +15,8 @@ from torch._C._distributed_c10d import HashStore
 from bench.check import LIMITS, relative_rms
 from bench.gpu.place import Place
 from bench.gpu.report import Report
+from bench.references import every_slice, layer_of_experts
 from tilelink import ops
-from tilelink.ops import swiglu
 
 EXPERTS, TOP, HIDDEN = 4, 2, 64
 NAMES = "x", "topk_weights", "gate_up", "down"
@@ -68,10 +68,7 @@ def operands(place: Place, tokens: int, width: int, seed: int) -> dict[str, torc
 def right(given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     """Returns the result and the gradients, by plain torch in float64 on the CPU."""
     leaves = {n: given[n].detach().cpu().double().requires_grad_() for n in NAMES}
-    out = torch.zeros_like(leaves["x"])
-    for e in range(EXPERTS):
-        weight = (leaves["topk_weights"] * (given["topk_idx"].cpu() == e)).sum(1, keepdim=True)
-        out = out + weight * (swiglu(leaves["x"] @ leaves["gate_up"][e].T) @ leaves["down"][e].T)
+    out = layer_of_experts(leaves["x"], given["topk_idx"].cpu(), leaves["topk_weights"], every_slice([leaves]))
     return [out.detach(), *torch.autograd.grad(out.sum(), list(leaves.values()))]
 
 

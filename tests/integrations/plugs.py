@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from bench.references import layer_of_experts
 from tests.nn.expert_models import inputs, model_of, out_of, part, summed
 from tests.nn.on_ranks import far
 from tilelink.errors import TileLinkError
@@ -283,10 +284,8 @@ def of_routed_experts(group: dist.ProcessGroup) -> list[str]:
     dispatcher.ep_mesh = DeviceMesh.from_group(group, "cpu")
     out = layer(*given)
     every, their_scores = x.detach().clone().requires_grad_(), scores.clone().requires_grad_()
-    right = torch.zeros_like(x)
-    for e, (w1, w2, w3) in enumerate(zip(whole.w1_EFD, whole.w2_EDF, whole.w3_EFD, strict=True)):
-        weight = (their_scores * (chosen == e)).sum(-1, keepdim=True)
-        right = right + weight * ((nn.functional.silu(every @ w1.T) * (every @ w3.T)) @ w2.T)
+    experts = enumerate(zip(torch.cat([whole.w1_EFD, whole.w3_EFD], 1), whole.w2_EDF, strict=True))
+    right = layer_of_experts(every, chosen, their_scores, experts)
     (out**2).sum().backward()
     (right**2).sum().backward()
     errors = {"result": far(out, right[rank]), "x": far(given[0].grad, every.grad[rank])}

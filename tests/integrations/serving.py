@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from bench.references import layer_of_experts
 from tests.integrations.plugs import importable, modules, said, wrong
 from tests.nn.on_ranks import far
 
@@ -44,11 +45,8 @@ def silu_and_mul(rows: torch.Tensor) -> torch.Tensor:
 
 
 def in_one_place(given: Operands, rank: int, weights: torch.Tensor) -> torch.Tensor:
-    out = torch.zeros_like(given.x[rank])
-    for e, (gate_up, down) in enumerate(zip(given.gate_up, given.down, strict=True)):
-        weight = (weights * (given.ids[rank] == e)).sum(1, keepdim=True)
-        out = out + weight * (silu_and_mul(given.x[rank] @ gate_up.T) @ down.T)
-    return out
+    experts = enumerate(zip(given.gate_up, given.down, strict=True))
+    return layer_of_experts(given.x[rank], given.ids[rank], weights, experts)
 
 
 # ---- vLLM
@@ -171,11 +169,9 @@ class FusedMoE(nn.Module):
     def forward(self, hidden_states: torch.Tensor, topk_output: TopK) -> torch.Tensor:
         rows, scale, local = self.dispatcher.dispatch(hidden_states=hidden_states, topk_output=topk_output)
         assert scale is None and local.topk_ids.dtype == topk_output.topk_ids.dtype
-        out = torch.full_like(rows, float("nan"))  # rows without an expert are padding
-        out[(local.topk_ids >= 0).any(1)] = 0
-        for e, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True)):
-            weight = (local.topk_weights * (local.topk_ids == e)).sum(1, keepdim=True)
-            out += weight * (silu_and_mul(rows @ gate_up.T) @ down.T)
+        experts = enumerate(zip(self.gate_up, self.down, strict=True))
+        out = layer_of_experts(rows, local.topk_ids, local.topk_weights, experts)
+        out[~(local.topk_ids >= 0).any(1)] = float("nan")  # rows without an expert are padding
         return self.dispatcher.combine(combine_input=types.SimpleNamespace(hidden_states=out))
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from bench.references import layer_of_experts
 from tests.ops.groups import GROUPS, assert_right, on_two
 from tests.ops.on_ranks import computed_by, on_groups
 from tests.parameters import first_of
@@ -17,7 +18,6 @@ from tests.runtime.processes import Pool
 from tilelink.errors import ArgumentError, DtypeError, ScheduleError, ShapeError, TileLinkError
 from tilelink.nn import MoE
 from tilelink.ops import even_placement, expert_places
-from tilelink.ops.whole_layer import swiglu
 
 WIDTH, HIDDEN, TOP, TOKENS = 16, 16, 2, 6
 
@@ -33,11 +33,8 @@ class InOnePlace(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights, chosen = torch.topk(self.router(x).softmax(-1), TOP)
         weights = weights / weights.sum(-1, keepdim=True)
-        out = self.shared(x)
-        for e in range(len(self.down)):
-            weight = (weights * (chosen == e)).sum(-1, keepdim=True)
-            out = out + weight * (swiglu(x @ self.gate_up[e].T) @ self.down[e].T)
-        return out
+        experts = enumerate(zip(self.gate_up, self.down, strict=True))
+        return self.shared(x) + layer_of_experts(x, chosen, weights, experts)
 
 
 def both(group: dist.ProcessGroup, slices: int = 1, uneven: bool = False) -> tuple[MoE, InOnePlace, torch.Tensor]:

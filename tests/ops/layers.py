@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import tilelink.ops as ops
+from bench.references import every_slice, layer_of_experts
 from tests.ops.sharded import LIMITS
 from tilelink.ops.whole_layer import swiglu
 
@@ -83,15 +84,8 @@ class Layer:
         """What ranks have to get."""
         ranks = [{k: t.double() if k != "topk_idx" else t for k, t in r.items()} for r in self.operands(world)]
         leaves = [{k: t.requires_grad_() for k, t in r.items() if k != "topk_idx"} for r in ranks]
-        gate_up, down = (torch.cat([r[k] for r in ranks]) for k in ("gate_up", "down"))
-        outs = []
-        for r in ranks:
-            total = torch.zeros_like(r["x"])
-            for e in range(len(down)):
-                expert = e // self.experts // self.cut(world) * self.experts + e % self.experts
-                weight = r["topk_weights"].where(r["topk_idx"] == expert, 0).sum(1, keepdim=True)
-                total = total + weight * (swiglu(r["x"] @ gate_up[e].T) @ down[e].T)
-            outs.append(total)
+        experts = list(every_slice(ranks, self.cut(world)))
+        outs = [layer_of_experts(r["x"], r["topk_idx"], r["topk_weights"], experts) for r in ranks]
         loss = torch.stack([(y * self.cotangent(k).double()).sum() for k, y in enumerate(outs)]).sum()
         grads = torch.autograd.grad(loss, [t for of_rank in leaves for t in of_rank.values()], allow_unused=True)
         found, left = [], iter(grads)
@@ -105,14 +99,14 @@ class Layer:
         """As `right`, with the magnitudes of what each sum adds up: what its terms were rounded to goes with these, and
         what is left of a sum may be a fiftieth of them."""
         ranks = [{k: t.double() if k != "topk_idx" else t for k, t in r.items()} for r in self.operands(world)]
-        experts = [(r["gate_up"][e], r["down"][e]) for r in ranks for e in range(self.experts)]
+        experts = list(every_slice(ranks, self.cut(world)))
         found = [{k: torch.zeros_like(t) for k, t in r.items() if k != "topk_idx"} for r in ranks]
         outs = [torch.zeros_like(r["x"]) for r in ranks]
         for source, r in enumerate(ranks):
             dy = self.cotangent(source).double()
-            for e, (gate_up, down) in enumerate(experts):
+            for e, (number, (gate_up, down)) in enumerate(experts):
                 owner, own = divmod(e, self.experts)
-                chosen = r["topk_idx"] == owner // self.cut(world) * self.experts + own
+                chosen = r["topk_idx"] == number
                 weight = r["topk_weights"].where(chosen, 0).sum(1, keepdim=True)
                 products = (r["x"] @ gate_up.T).requires_grad_()
                 hidden = swiglu(products)
