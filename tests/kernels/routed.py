@@ -55,32 +55,36 @@ class Called(ABC):
     much of the error of a product the result may be off. What has no row is poisoned."""
 
     world: int
-    right: list[torch.Tensor]
+    right: list[Any]
     rounded = 1.0
 
     def __init__(self, dtype: torch.dtype, integers: bool, seed: int) -> None:
         self.dtype, self.integers, self.random = dtype, integers, torch.Generator().manual_seed(seed)
 
-    def numbers(self, *shape: int) -> torch.Tensor:
-        """Small whole numbers, or normally distributed ones."""
+    def numbers(self, *shape: int, of: torch.dtype | None = None) -> torch.Tensor:
+        """Small whole numbers, or normally distributed ones, of the dtype or of another one."""
         if self.integers:
-            return torch.randint(-2, 3, shape, generator=self.random).to(self.dtype)
-        return torch.randn(shape, generator=self.random).to(self.dtype)
+            return torch.randint(-2, 3, shape, generator=self.random).to(of or self.dtype)
+        return torch.randn(shape, generator=self.random).to(of or self.dtype)
 
     @abstractmethod
-    def on(self, group: Group, **options: Any) -> torch.Tensor:
+    def on(self, group: Group, **options: Any) -> Any:
         """The result of a rank."""
 
-    def check(self, outs: Sequence[torch.Tensor]) -> None:
+    def check(self, outs: Sequence[Any]) -> None:
         """What all ranks got."""
-        assert all(out[len(e) :].isnan().all() for out, e in zip(outs, self.right, strict=True))
-        outs = [out[: len(e)] for out, e in zip(outs, self.right, strict=True)]
+        self.compare(outs, self.right)
+
+    def compare(self, outs: Sequence[torch.Tensor], right: Sequence[torch.Tensor], name: str = "out") -> None:
+        """A result of all ranks."""
+        assert all(out[len(e) :].isnan().all() for out, e in zip(outs, right, strict=True)), name
+        outs = [out[: len(e)] for out, e in zip(outs, right, strict=True)]
         if self.integers:
-            assert all(torch.equal(out, e.to(self.dtype)) for out, e in zip(outs, self.right, strict=True))
+            assert all(torch.equal(out, e.to(self.dtype)) for out, e in zip(outs, right, strict=True)), name
             return
-        count = sum(e.numel() for e in self.right)
+        count = sum(e.numel() for e in right)
         limit = self.rounded * LIMIT_OF[self.dtype] * (1 if count < FEW else scatter(count))
-        assert relative_rms_of_all(list(outs), self.right) <= limit
+        assert relative_rms_of_all(outs, right) <= limit, name
 
 
 class Routed(Called):
@@ -175,12 +179,14 @@ def in_tiles(program: Program, schedule: str, tile: int) -> Schedule:
     return known.changed(**changes)
 
 
-def run(calls: Sequence[Called], seed: int = 0, world: CpuWorld | None = None) -> list[list[torch.Tensor]]:
+def run(calls: Sequence[Called], seed: int = 0, world: CpuWorld | None = None) -> list[list[Any]]:
     """The results of calls in a row, by call and rank."""
     made = (world or small_world(calls[0].world)).run(lambda g: [call.on(g) for call in calls], seed=seed)
     return [[of_rank[n] for of_rank in made] for n in range(len(calls))]
 
 
-def run_and_check(*calls: Called, seed: int = 0, world: CpuWorld | None = None) -> None:
-    for call, outs in zip(calls, run(calls, seed, world), strict=True):
+def run_and_check(*calls: Called, seed: int = 0, world: CpuWorld | None = None) -> list[list[Any]]:
+    results = run(calls, seed, world)
+    for call, outs in zip(calls, results, strict=True):
         call.check(outs)
+    return results

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.kernels.gather_gemm import small_world
-from tests.kernels.routed import random_counts
-from tests.kernels.whole_layer import Layer, in_tiles, run_and_check
+from tests.kernels.routed import random_counts, run_and_check
+from tests.kernels.whole_layer import Layer, in_tiles
 from tests.parameters import covering, rarely
 from tilelink.emulator import Operation
 from tilelink.runtime.trace import align

@@ -9,14 +9,11 @@ import numpy as np
 import torch
 import triton
 
-from bench.check import FEW, LIMIT_OF, relative_rms_of_all, scatter
 from bench.references import REFERENCES, ROUNDED
-from tests.kernels.gather_gemm import small_world
-from tests.kernels.routed import TOP, Counts
+from tests.kernels.routed import TOP, Called, Counts
 from tilelink.frontend.routes import Integers, Routing
 from tilelink.frontend.schedule import Schedule
 from tilelink.kernels.mixture_of_experts import mixture_of_experts
-from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.group import Group
 
 KEPT = ("gathered", "gates", "ups", "kept")
@@ -37,23 +34,19 @@ def in_tiles(name: str, wave: int | None = 1, tile: int = 16) -> Schedule:
     return mixture_of_experts.schedule(name).changed(gate_up=products, down=products, add_up=sums, **moving)
 
 
-class Layer:
-    """One call of every rank, of small whole numbers or normally distributed ones. `keep`: whether it asks for all that
-    gradients need. What has no row is poisoned."""
+class Layer(Called):
+    """A call of the layer. `keep`: whether it asks for all that gradients need."""
+
+    rounded = ROUNDED[mixture_of_experts]
 
     def __init__(
         self, schedule: Schedule | str, counts: Counts, *, K: int = 24, N: int = 20, room: int | None = None,
         dtype: torch.dtype = torch.float32, integers: bool = False, keep: bool = False, seed: int = 0,
     ) -> None:  # fmt: skip
+        super().__init__(dtype, integers, seed)
         self.schedule = in_tiles(schedule) if isinstance(schedule, str) else schedule
-        self.counts, self.dtype, self.integers, self.keep = counts, dtype, integers, keep
-        self.world, random = len(counts[0]), torch.Generator().manual_seed(seed)
-        experts = len(counts) // self.world
-
-        def numbers(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
-            made = torch.randint(-2, 3, shape, generator=random) if integers else torch.randn(shape, generator=random)
-            return made.to(of)
-
+        self.counts, self.keep, self.world = counts, keep, len(counts[0])
+        experts, random, numbers = len(counts) // self.world, self.random, self.numbers
         routing = Routing(Integers.of_array(np.array(counts)))
         (route,) = mixture_of_experts.recorded().routes
         rows = routing.parts(route)
@@ -89,21 +82,4 @@ class Layer:
     def check(self, outs: Sequence[dict[str, torch.Tensor]]) -> None:
         """What all ranks got."""
         for name in outs[0]:
-            right = [of[name] for of in self.right]
-            padded = zip((of[name] for of in outs), right, strict=True)
-            assert all(out[len(e) :].isnan().all() for out, e in padded), name
-            made = [of[name][: len(e)] for of, e in zip(outs, right, strict=True)]
-            if self.integers:
-                assert all(torch.equal(out.double(), e) for out, e in zip(made, right, strict=True)), name
-                continue
-            limit = LIMIT_OF[self.dtype] * ROUNDED[mixture_of_experts]
-            count = sum(e.numel() for e in right)
-            assert relative_rms_of_all(made, right) <= limit * (1 if count < FEW else scatter(count)), name
-
-
-def run_and_check(*calls: Layer, seed: int = 0, world: CpuWorld | None = None) -> list[list[dict[str, torch.Tensor]]]:
-    made = (world or small_world(calls[0].world)).run(lambda g: [call.on(g) for call in calls], seed=seed)
-    results = [[of_rank[n] for of_rank in made] for n in range(len(calls))]
-    for call, outs in zip(calls, results, strict=True):
-        call.check(outs)
-    return results
+            self.compare([of[name] for of in outs], [of[name] for of in self.right], name)
