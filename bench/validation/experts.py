@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import comb
 from typing import Any
 
@@ -17,7 +17,7 @@ from tilelink.kernels.matmul_combine import matmul_combine
 from tilelink.kernels.mixture_of_experts import mixture_of_experts
 from tilelink.plans.experts import Tokens
 from tilelink.plans.layer_plans import OF_TOKENS, plans_of
-from tilelink.plans.model import DOWN, GATE_UP, Experts, model
+from tilelink.plans.model import DOWN, GATE_UP, Experts, WholeLayer, model
 from tilelink.plans.routings import power_law
 from tilelink.programs.program import Program
 
@@ -258,8 +258,7 @@ def _mega_moe() -> Table:
     rows, on = [], machine("b200")
     for (hidden, inner, top, every, tokens, skewed), took in MEGA_MOE.items():
         of_all, each = tokens * RANKS, every // RANKS
-        first = Experts("experts_gate_up", every, top, 2 * inner, hidden, RANKS, 1)
-        second = replace(first, name="experts_down", depth=inner, columns=hidden)
+        first, second = WholeLayer.of(every, top, hidden, inner, RANKS, 1)
         routed: Any = power_law(first, of_all) if skewed else of_all * top
         few = "few" if of_all * top < 32 * every else "push"
         predicted = {}

@@ -18,7 +18,7 @@ from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.mixture_of_experts import known_plan, mixture_of_experts
 from tilelink.ops.moe_routing import check_numbers, check_slices, expert_places
 from tilelink.ops.whole_layer import swiglu
-from tilelink.plans.model import DOWN, GATE_UP, Experts, WholeLayer
+from tilelink.plans.model import WholeLayer
 from tilelink.plans.room import heap_bytes, rows_at_most
 
 
@@ -172,10 +172,8 @@ class MoE(nn.Module):
     def heap_bytes(self, tokens: int) -> int:
         """Returns how many bytes a forward takes of a slot of the symmetric heap; a backward takes as many. A lane has
         two slots. With "auto": the bytes of the plan that needs most. With "torch": 0."""
-        (places, both, width), (_, _, hidden) = self.gate_up.shape, self.down.shape
-        spread = world_of(self.group_name) // self.slices
-        sizes = ((GATE_UP, both, width), (DOWN, width, hidden))
-        layer = WholeLayer(*(Experts(of, places * spread, self.top, n, k, spread, self.slices) for of, n, k in sizes))
+        (places, width, hidden), spread = self.down.shape, world_of(self.group_name) // self.slices
+        layer = WholeLayer.of(places * spread, self.top, width, hidden, spread, self.slices)
         dtype = dtype_name(self.gate_up.dtype)
         return heap_bytes(layer, self.plan, dtype, tokens, self.rows(tokens))
 

@@ -70,6 +70,12 @@ class WholeLayer(NamedTuple):
     gate_up: Experts
     down: Experts
 
+    @classmethod
+    def of(cls, experts: int, top: int, width: int, hidden: int, spread: int, cut: int) -> WholeLayer:
+        """The layer of rows of `width`, whose experts have `hidden` features on a rank."""
+        sizes = (GATE_UP, 2 * hidden, width), (DOWN, width, hidden)
+        return cls(*(Experts(name, experts, top, columns, depth, spread, cut) for name, columns, depth in sizes))
+
     @property
     def name(self) -> str:
         return "experts"
@@ -149,10 +155,7 @@ class Model:
         self._cut(key, number, ep)
         wide = next(k for k in ("moe_intermediate_size", "intermediate_size") if k in self.values or k[0] == "i")
         inner, width = self._cut(wide, self.number(wide), tp // ep), self.number("hidden_size")
-        return (
-            Experts(GATE_UP, number, each, 2 * inner, width, ep, tp // ep),
-            Experts(DOWN, number, each, width, inner, ep, tp // ep),
-        )
+        return WholeLayer.of(number, each, width, inner, ep, tp // ep)
 
     @property
     def _has_experts(self) -> bool:

@@ -17,7 +17,7 @@ from tilelink.plans.choose import MARGIN, compared, path_of
 from tilelink.plans.experts import Tokens, experts_bound_us
 from tilelink.plans.forms import Forms
 from tilelink.plans.layer_plans import OF_ROWS, PAIRS, Pair, combined, plan_of, plans_of
-from tilelink.plans.model import DOWN, GATE_UP, Experts, WholeLayer
+from tilelink.plans.model import WholeLayer
 from tilelink.plans.names import TORCH, plans
 from tilelink.plans.room import room
 from tilelink.plans.routings import EVEN
@@ -214,8 +214,8 @@ def fastest_layer(asked: LayerQuestion) -> str:
 @kept(4096)
 def _fastest(asked: LayerQuestion) -> str:
     """`fastest_layer` for a rounded question."""
-    sizes, cut = ((GATE_UP, 2 * asked.hidden, asked.width), (DOWN, asked.width, asked.hidden)), asked.slices
-    layer = WholeLayer(*(Experts(of, asked.experts, asked.top, n, k, asked.world // cut, cut) for of, n, k in sizes))
+    spread = asked.world // asked.slices
+    layer = WholeLayer.of(asked.experts, asked.top, asked.width, asked.hidden, spread, asked.slices)
     try:
         tokens = Tokens(described(asked.machine or "").leaving(asked.reserved), asked.dtype, asked.tokens)
         forms = LayerForms.of(tokens, layer, asked.rows, PAIRS if asked.once else (OF_ROWS,))
