@@ -16,7 +16,7 @@ from tilelink.frontend.cells import cells_along, cells_of
 from tilelink.frontend.expressions import RANK, Expr, parts_of, shown
 from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.walk import NUMBER, TILE
-from tilelink.frontend.workload import Allotment, Place
+from tilelink.frontend.workload import Allotment, RoleOrder
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Unrolling:
     program: ir.TileProgram
     sizes: Sizes
     allotment: dict[str, Allotment]
-    places: dict[str, Place]
+    orders: dict[str, RoleOrder]
     counts: Callable[[ir.Signals], tuple[np.ndarray, np.ndarray]]
     summarise: bool = True
     ranks: Sequence[int] | None = None
@@ -65,7 +65,7 @@ class Lanes:
     def __init__(self, run: Unrolling, index: int) -> None:
         self.run, self.program, self.sizes, self.index = run, run.program, run.sizes, index
         self.role = run.program.roles[index]
-        self.allotment, self.place = run.allotment[self.role.name], run.places[self.role.name]
+        self.allotment, self.order = run.allotment[self.role.name], run.orders[self.role.name]
         self.dims = max(len(t.dims) for t in run.program.tensors)
         self.values: dict[str, Any] = dict(run.sizes.values)
         self.whole: dict[Expr, tuple[Expr, Expr]] = {}

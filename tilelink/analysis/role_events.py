@@ -63,16 +63,16 @@ class RoleEvents(Lanes):
             moves = late & (next_tile >= 0)
             lane, seq = np.where(moves, next_tile, lane), np.where(moves, 2 * self.owed - 1, seq)
         rank, tile = self.values[RANK.name], self.values[NUMBER.name]
-        of_lanes = {"rank": rank, "tile": tile, "worker": self.worker(), "turn": self.place.turn(rank, tile)}
+        of_lanes = {"rank": rank, "tile": tile, "worker": self.worker(), "turn": self.order.turn(rank, tile)}
         columns |= {c: v[lane].astype(Events.COLUMNS.get(c, np.int32)) for c, v in of_lanes.items()}
-        of_role = {"role": self.index, "launch": self.place.launch}
+        of_role = {"role": self.index, "launch": self.order.launch}
         columns |= {c: np.full(len(lane), v, np.int16) for c, v in of_role.items()}
         return columns | {"seq": seq}
 
     def next_tiles(self) -> np.ndarray:
         """The lane of the next tile of this role in the same turn on each lane's worker; -1 if it is the last."""
         rank, tile = self.values[RANK.name], self.values[NUMBER.name]
-        by = rank, self.worker(), self.place.turn(rank, tile)
+        by = rank, self.worker(), self.order.turn(rank, tile)
         order = np.lexsort((tile, *by))
         goes_on = np.all([column[order][1:] == column[order][:-1] for column in by], axis=0)
         following = np.full(self.lanes, -1)
@@ -90,7 +90,7 @@ class RoleEvents(Lanes):
         """The worker of each tile. On the copy engine it is a stream: the stream of the one peer that the tile copies
         with, or, if all copies share one stream, the stream with the rank's own number."""
         if self.role not in self.program.on_engine:
-            return np.asarray(self.place.worker(self.values[RANK.name], self.values[NUMBER.name], self.allotment))
+            return np.asarray(self.order.worker(self.values[RANK.name], self.values[NUMBER.name], self.allotment))
         one = getattr(self.role.resource, "streams", "") == "one"
         return self.allotment.first + (self.values[RANK.name] if one else self.peer)
 

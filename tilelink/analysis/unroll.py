@@ -18,7 +18,7 @@ from tilelink.frontend.arithmetic import evaluate
 from tilelink.frontend.cells import cell_count
 from tilelink.frontend.ir import Role, Signals, TileProgram
 from tilelink.frontend.sizes import Sizes
-from tilelink.frontend.workload import allot, places
+from tilelink.frontend.workload import allot, role_orders
 
 DEFAULT_SMS = 132
 BUDGET = 10_000_000
@@ -63,7 +63,7 @@ def unrolled(
     leave out accesses outside their tensor, the world or the own output. `tell` is called now and then with the
     progress."""
     wanted = program.roles if roles is None else roles
-    counts, allotment, at = Counts(sizes), allot(program, sizes, sms), places(program, sizes)
+    counts, allotment, at = Counts(sizes), allot(program, sizes, sms), role_orders(program, sizes)
     run = Unrolling(program, sizes, allotment, at, counts, summarise, ranks, tell=tell)
     batches = [RoleEvents(run, k).events() for k, role in enumerate(program.roles) if role in wanted]
     batches = batches or [no_events(program)]
@@ -91,7 +91,7 @@ def estimated(program: TileProgram, sizes: Sizes, *, sms: int) -> int:
         shape = sizes.world, int(evaluate(cell_count(signals), sizes.values))
         return np.broadcast_to(1, shape), np.broadcast_to(False, shape)
 
-    run = Unrolling(program, sizes, allot(program, sizes, sms), places(program, sizes), once, sample=SAMPLE)
+    run = Unrolling(program, sizes, allot(program, sizes, sms), role_orders(program, sizes), once, sample=SAMPLE)
     return sum(RoleEvents(run, k).estimate() for k in range(len(program.roles)))
 
 

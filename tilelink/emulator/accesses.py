@@ -10,7 +10,7 @@ import numpy as np
 from tilelink.emulator import sites
 from tilelink.emulator.errors import LivelockError, OutOfBoundsError
 from tilelink.emulator.kernel_values import set_program
-from tilelink.emulator.memory import Access, Array, Outside, Place
+from tilelink.emulator.memory import Access, Array, Outside, Strided
 from tilelink.emulator.operation import LOAD, STORE, VOLATILE_LOAD, Mode, Operation
 from tilelink.emulator.ordering import Ordering
 from tilelink.emulator.programs import Poll, Program
@@ -126,12 +126,12 @@ class Accesses:
 
     # ---- accesses of engines and networks, whose timing the schedule decides
 
-    def read(self, place: Place) -> Array:
+    def read(self, place: Strided) -> Array:
         """Lets others run, then returns the values of a place."""
         self.pause()
         return self.load(place.pointers(), place.dtype)
 
-    def write(self, place: Place, values: Array) -> None:
+    def write(self, place: Strided, values: Array) -> None:
         """Lets others run, then stores values."""
         self.pause()
         self.store(place.pointers(), values)

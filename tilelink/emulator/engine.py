@@ -12,7 +12,7 @@ import torch
 
 from tilelink.emulator import sites
 from tilelink.emulator.accesses import Accesses
-from tilelink.emulator.memory import Place
+from tilelink.emulator.memory import Strided
 from tilelink.emulator.operation import Mode
 from tilelink.emulator.words import add, exchange
 
@@ -25,7 +25,7 @@ PIECES = 4
 def copy(source: torch.Tensor, target: torch.Tensor, memory: Accesses) -> None:
     """Copies a tensor to another one of the same dtype and shape; dimensions of 1 may differ."""
     memory.delay()
-    sources, targets = Place.of(source.view(target.shape)), Place.of(target)
+    sources, targets = Strided.of(source.view(target.shape)), Strided.of(target)
     for here, there in zip(sources.pieces(PIECES), targets.pieces(PIECES), strict=True):
         block = memory.read(here)
         memory.write(there, block)
@@ -34,13 +34,13 @@ def copy(source: torch.Tensor, target: torch.Tensor, memory: Accesses) -> None:
 def signal(words: torch.Tensor, value: int, memory: Accesses) -> None:
     """Writes a number to the first word of a signal. It releases everything before it on its stream, to all ranks."""
     word = words.view(-1)[:1]
-    place, mode = Place.of(word), Mode("atomic_store", "release", "sys")
+    place, mode = Strided.of(word), Mode("atomic_store", "release", "sys")
     memory.atomic(mode, place.pointers(), place.dtype, partial(exchange, word, value))
 
 
 def wait(words: torch.Tensor, least: int, memory: Accesses) -> None:
     """Waits until the first word of a signal is at least a number. Later work on the stream follows its release."""
     word = words.view(-1)[:1]
-    place, mode = Place.of(word), Mode("atomic_add", "acquire", "sys")
+    place, mode = Strided.of(word), Mode("atomic_add", "acquire", "sys")
     while memory.atomic(mode, place.pointers(), place.dtype, partial(add, word, 0))[0] < least:
         pass

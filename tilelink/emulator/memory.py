@@ -123,7 +123,7 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Place:
+class Strided:
     """Elements in memory: the address of the first, and their number and stride in bytes along each dimension."""
 
     address: int
@@ -132,19 +132,19 @@ class Place:
     strides: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Place:
+    def of(cls, tensor: torch.Tensor) -> Strided:
         """The place of a tensor's elements, taken as integers of their size."""
         size = tensor.element_size()
         strides = tuple(stride * size for stride in tensor.stride())
         return cls(tensor.data_ptr(), np.dtype(f"i{size}"), tuple(tensor.shape), strides)
 
-    def pieces(self, number: int) -> Iterator[Place]:
+    def pieces(self, number: int) -> Iterator[Strided]:
         """Yields up to `number` parts of the place, cut along the first dimension, in order."""
         count, *others = self.counts
         length = max(-(-count // number), 1)
         for first in range(0, count, length):
             counts = min(length, count - first), *others
-            yield Place(self.address + first * self.strides[0], self.dtype, counts, self.strides)
+            yield Strided(self.address + first * self.strides[0], self.dtype, counts, self.strides)
 
     def pointers(self) -> Array:
         """The address of every element."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from tilelink.emulator import sites
 from tilelink.emulator.accesses import Accesses
-from tilelink.emulator.memory import Array, Place, bytes_at
+from tilelink.emulator.memory import Array, Strided, bytes_at
 from tilelink.emulator.operation import Mode
 from tilelink.emulator.ordering import Moment, Ordering, Strand
 from tilelink.emulator.programs import Program
@@ -34,7 +34,7 @@ Change = Callable[[Array], Any]
 class Atomic:
     """An atomic operation on a word."""
 
-    word: Place
+    word: Strided
     mode: Mode
     change: Change
 
@@ -68,11 +68,11 @@ class Transfer:
         self.agent.strand = strand
         return before
 
-    def read(self, source: Place) -> list[Array]:
+    def read(self, source: Strided) -> list[Array]:
         """Reads a place, in pieces."""
         return [self.accesses.read(piece) for piece in source.pieces(PIECES)]
 
-    def write(self, target: Place, values: list[Array]) -> None:
+    def write(self, target: Strided, values: list[Array]) -> None:
         """Writes pieces to a place."""
         for piece, block in zip(target.pieces(PIECES), values, strict=True):
             self.accesses.write(piece, block)
@@ -110,14 +110,14 @@ class Network:
         return self.accesses.program
 
     def put(
-        self, name: str, target: Place, source: Place | Array, pe: int, context: int, signal: Atomic | None = None
+        self, name: str, target: Strided, source: Strided | Array, pe: int, context: int, signal: Atomic | None = None
     ) -> Transfer:
         """Starts to write elements in memory (or an array) to a peer, and then to change the signal, if given."""
         there = self._there(name, target, pe)
         signal = signal and replace(signal, word=self._there(name, signal.word, pe))
 
         def work(transfer: Transfer) -> None:
-            values = transfer.read(source) if isinstance(source, Place) else [source]
+            values = transfer.read(source) if isinstance(source, Strided) else [source]
             transfer.sent = transfer.go(transfer.far)
             self._wake(transfer)
             self.accesses.delay()
@@ -127,7 +127,7 @@ class Network:
 
         return self._start(name, pe, context, True, work)
 
-    def get(self, name: str, target: Place | None, source: Place, pe: int, context: int) -> Transfer:
+    def get(self, name: str, target: Strided | None, source: Strided, pe: int, context: int) -> Transfer:
         """Starts to read from a peer to memory or, without a target, to `value` of the transfer."""
         there = self._there(name, source, pe)
 
@@ -143,7 +143,7 @@ class Network:
 
         return self._start(name, pe, context, False, work)
 
-    def atomic(self, name: str, atomic: Atomic, pe: int, context: int, fetch: Place | None = None) -> Transfer:
+    def atomic(self, name: str, atomic: Atomic, pe: int, context: int, fetch: Strided | None = None) -> Transfer:
         """Starts an atomic on a word of a peer. The old value goes to `value`, and to `fetch` by a plain store."""
         there = replace(atomic, word=self._there(name, atomic.word, pe))
 
@@ -241,7 +241,7 @@ class Network:
                 return with_lane.pop(n).lane
         return "network", self._started
 
-    def _there(self, name: str, place: Place, pe: int) -> Place:
+    def _there(self, name: str, place: Strided, pe: int) -> Strided:
         """The same symmetric place of a peer: as far from the peer's tensor as `place` is, here, from the tensor of the
         same name in the same allocation. Raises RankError, ArgumentError."""
         me = self.program

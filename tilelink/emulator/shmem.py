@@ -18,7 +18,7 @@ import triton.language as tl
 from tilelink.emulator import sites
 from tilelink.emulator.interpreter import installed_memory
 from tilelink.emulator.kernel_values import as_element, as_tensor, number, pointee
-from tilelink.emulator.memory import Array, Place
+from tilelink.emulator.memory import Array, Strided
 from tilelink.emulator.network import Atomic, Change, Network, Transfer
 from tilelink.emulator.operation import Mode
 from tilelink.errors import ArgumentError, Site
@@ -183,19 +183,21 @@ def _network() -> Network:
     return memory.network
 
 
-def _place(pointer: Any, count: Any = 1, stride: Any = 1) -> Place:
+def _place(pointer: Any, count: Any = 1, stride: Any = 1) -> Strided:
     address, dtype, _ = pointee(pointer)
     count, stride = number(count), number(stride)
     if count < 0 or stride < 1:
         raise ArgumentError(f"{count} elements with a stride of {stride}: at least 0, and at least 1", sites.current())
-    return Place(address, dtype, (count,), (stride * dtype.itemsize,))
+    return Strided(address, dtype, (count,), (stride * dtype.itemsize,))
 
 
-def _put(name: str, target: Place, source: Place | Array, pe: Any, ctx: Any, signal: Atomic | None = None) -> Transfer:
+def _put(
+    name: str, target: Strided, source: Strided | Array, pe: Any, ctx: Any, signal: Atomic | None = None
+) -> Transfer:
     return _network().put(name, target, source, number(pe), number(ctx), signal)
 
 
-def _get(name: str, target: Place | None, source: Place, pe: Any, ctx: Any) -> Transfer:
+def _get(name: str, target: Strided | None, source: Strided, pe: Any, ctx: Any) -> Transfer:
     return _network().get(name, target, source, number(pe), number(ctx))
 
 

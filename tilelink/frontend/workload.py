@@ -172,7 +172,7 @@ def tile_count(role: Role, sizes: Sizes) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class RoleOrder:
     """The place of a role among all. `launch`: its number, the same for roles that take turns. `first`: its first tile
     in each turn. `others`: how many tiles of the other roles come before that. Both have the shape (world, turns), and
     are None for a role that takes no turns."""
@@ -196,12 +196,12 @@ class Place:
         return given.first + number % given.workers
 
 
-def places(program: TileProgram, sizes: Sizes) -> dict[str, Place]:
-    """The places of all roles, by name."""
+def role_orders(program: TileProgram, sizes: Sizes) -> dict[str, RoleOrder]:
+    """The places of all roles in the order of all tiles, by name."""
     made = {}
     for launch, together in enumerate(members(program.roles)):
         if len(together) == 1:
-            made[together[0].name] = Place(launch)
+            made[together[0].name] = RoleOrder(launch)
             continue
         taken = np.arange(int(evaluate(turns(together), sizes.values)) + 1)
         at = {RANK.name: np.arange(sizes.world)[:, None], TURN.name: taken[None, :]}
@@ -210,5 +210,5 @@ def places(program: TileProgram, sizes: Sizes) -> dict[str, Place]:
         firsts = [np.broadcast_to(first, shape) for first in each]
         for k, role in enumerate(together):
             before = [f[:, 1:] for f in firsts[:k]] + [f[:, :-1] for f in firsts[k + 1 :]]
-            made[role.name] = Place(launch, firsts[k][:, :-1], np.sum(before, axis=0))
+            made[role.name] = RoleOrder(launch, firsts[k][:, :-1], np.sum(before, axis=0))
     return made

@@ -18,7 +18,7 @@ from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
 from tilelink.analysis.timeline import EXECUTED, MEASURED, MICROSECONDS, RECORDS, Timeline, Transfer, of_tiles
 from tilelink.backend.targets.shared import TILE_ENDS, WAIT_BEGINS, WAIT_ENDS
 from tilelink.errors import Site, TraceMismatchError, WorldError
-from tilelink.frontend.workload import places
+from tilelink.frontend.workload import role_orders
 from tilelink.runtime.prepare import Prepared
 
 
@@ -50,7 +50,7 @@ def _expected(events: Events, rank: int) -> list[list[int]]:
 
 def _work(events: Events) -> Iterator[tuple[int, int, int]]:
     """Yields (worker, role, tile) of all tiles of a rank; tiles of a worker come in the order in which it does them."""
-    at = places(events.program, events.sizes)
+    at = role_orders(events.program, events.sizes)
     order: list[tuple[int, int, int, int, int]] = []
     for number, role in enumerate(events.program.roles):
         if role in events.program.in_kernel:

@@ -23,7 +23,7 @@ from tilelink.errors import StuckError
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class Times:
     """Times of a simulated run, in microseconds. Each tile: start, stop, and how long its transfers kept it beyond its
     own work. Each wait that took any time: its step, begin and end, the tile whose notification ended it, and when that
     tile notified. Each transfer: start and stop."""
@@ -55,7 +55,7 @@ def silent(_: str) -> None:
     """Tells nobody."""
 
 
-def run(steps: Steps, costs: Costs, machine: Machine, starts: np.ndarray, tell: Tell = silent) -> Run:
+def run(steps: Steps, costs: Costs, machine: Machine, starts: np.ndarray, tell: Tell = silent) -> Times:
     """Runs all workers; the workers of rank r start at starts[r]. Raises StuckError if no worker can go on."""
     engine = _Engine(steps, costs, machine)
     engine.go(starts, tell)
@@ -208,10 +208,10 @@ class _Engine:
         self.free[server] = done = (free if free > time else time) + takes
         return done
 
-    def result(self) -> Run:
+    def result(self) -> Times:
         waits = np.array(self.waits, float).reshape(-1, 5)
         start = np.array(self.start)
-        return Run(
+        return Times(
             start, np.array(self.stop), np.array(self.moving), waits[:, 0].astype(np.int64), waits[:, 1], waits[:, 2],
             waits[:, 3].astype(np.int64), waits[:, 4], np.array(self.began), np.array(self.ended),
         )  # fmt: skip

@@ -27,7 +27,7 @@ from tilelink.analysis.simulate.costs import (
     most_moved,
     usable,
 )
-from tilelink.analysis.simulate.engine import Run, Tell, run, silent
+from tilelink.analysis.simulate.engine import Tell, Times, run, silent
 from tilelink.analysis.simulate.steps import WAITING, Steps, fold
 from tilelink.analysis.simulate.verdict import OTHER, verdict
 from tilelink.analysis.timeline import MICROSECONDS, PREDICTED, Timeline, Transfer, of_tiles
@@ -80,7 +80,7 @@ class Prediction:
     machine: Machine
     agents: Mapping[str, str]
     steps: Steps
-    run: Run
+    run: Times
     makespan_us: float
     costs: Costs
     tell: Tell = silent
