@@ -12,7 +12,6 @@ from tilelink.analysis.machine import Machine, machine
 from tilelink.analysis.simulate import steps_of
 from tilelink.analysis.simulate.steps import Steps
 from tilelink.frontend.schedule import smallest_tile
-from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.plans import unfused as library
@@ -37,9 +36,9 @@ class Form:
 
     def steps(self, machine: Machine, world: int, m: int, n: int, k: int) -> Steps:
         """Returns the steps of a run. M is the whole size; N (all-gather) or K (reduce-scatter) is a rank's size."""
-        program = self.program.bind(self.schedule(m, world), "bfloat16", self.program.optional)
-        sizes = Sizes.of(program, world, {"M": m, "N": n, "K": k})
-        return steps_of(program, sizes, machine, dict(self.agents))
+        schedule, sizes = self.schedule(m, world), {"M": m, "N": n, "K": k}
+        bound = self.program.bound_at(schedule, world=world, sizes=sizes, dtypes="bfloat16")
+        return steps_of(*bound, machine, dict(self.agents))
 
 
 def _chunk(m: int, world: int) -> int:

@@ -14,7 +14,6 @@ from tests.programs.notifying import NOTIFYING, in_steps
 from tests.programs.reducing import ring_reduce_scatter
 from tilelink.analysis.events import Events
 from tilelink.analysis.unroll import unroll
-from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.all_gather_matmul_backward import all_gather_matmul_backward
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
@@ -76,8 +75,7 @@ class Run:
     sizes: dict[str, Any]
 
     def unroll(self, *, sms: int = 12, **options: Any) -> Events:
-        bound = self.program.bind(self.schedule, absent=self.program.optional)
-        return unroll(bound, Sizes.of(bound, self.world, self.sizes), sms=sms, **options)
+        return unroll(*self.program.bound_at(self.schedule, world=self.world, sizes=self.sizes), sms=sms, **options)
 
 
 @st.composite

@@ -506,8 +506,8 @@ def test_who_waits_for_ever_is_named() -> None:
     sizes = {"M": 16, "K": 16}
     with pytest.raises(UnsafeProgramError, match="readers_first is not safe to run"):
         readers_first.simulate(schedule, machine="h100", world=1, **sizes)
-    bound = readers_first.bind(schedule, "bfloat16")
-    steps = steps_of(bound, Sizes.of(bound, 1, sizes), machine("h100"), {})
+    bound = readers_first.bound_at(readers_first.schedule(schedule), world=1, sizes=sizes, dtypes="bfloat16")
+    steps = steps_of(*bound, machine("h100"), {})
     with pytest.raises(StuckError, match=r"no rank can go on: rank 0 worker 0 take tile 0: wait full\[M\[0:16\]") as e:
         predict(steps, machine("h100"), {})
     assert e.value.site is not None and e.value.site.file == gathering.__file__

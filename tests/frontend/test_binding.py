@@ -14,7 +14,6 @@ import tilelink as tk
 from tests.frontend.wrong import GATHER, alone, changed, load
 from tilelink.errors import NotUnderstoodError
 from tilelink.frontend.ir import Compute, Wait, walk
-from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
 from tilelink.kernels.all_gather_matmul_backward import all_gather_matmul_backward
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
@@ -136,8 +135,8 @@ def program(x: tk.Sharded("M", "K"), out: tk.Local("M", "N")):
 schedule = tk.Schedule(touch=tk.SMs(tile=(16,) * {1 if space.endswith("s") and "," not in space else 2}))
 """
     module = load(tmp_path, source)
-    (role,) = module.program.bind(module.schedule).roles
-    whole = Sizes.of(module.program.bind(module.schedule), 4, dict.fromkeys(dims, 64))
+    bound, whole = module.program.bound_at(module.schedule, world=4, sizes=dict.fromkeys(dims, 64))
+    (role,) = bound.roles
     from tilelink.frontend.workload import tile_count
 
     columns = 4 if "cols" in space or "." not in space else 1

@@ -9,7 +9,7 @@ import pytest
 import tilelink as tk
 from tests.programs.alone import copies, keep
 from tests.programs.epilogues import half, twice
-from tilelink.analysis.check import check, check_events
+from tilelink.analysis.check import check_events
 from tilelink.analysis.unroll import unroll
 from tilelink.errors import (
     ArgumentError,
@@ -19,7 +19,6 @@ from tilelink.errors import (
     ScheduleWithoutRoleError,
     UndefinedNameError,
 )
-from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
 
 SIZES = {"M": 64, "K": 32}
@@ -61,9 +60,8 @@ def test_rows_are_gathered_once() -> None:
 
 def test_members_take_turns_on_all_workers() -> None:
     """The tiles of one rank's rows come before those of the next, whoever's they are, and no worker has two more."""
-    program = all_gather_matmul.of(2)
-    bound = program.bind(TILES, absent=program.optional)
-    events = unroll(bound, Sizes.of(bound, 2, {"N_0": 48, "N_1": 16, **SIZES}), sms=7)
+    sizes = {"N_0": 48, "N_1": 16, **SIZES}
+    events = unroll(*all_gather_matmul.of(2).bound_at(TILES, world=2, sizes=sizes), sms=7)
     here = (events.rank == 0) & (events.role > 0)
     tiles = list(dict.fromkeys(zip(events.worker[here], events.role[here], events.tile[here], strict=True)))
     turns = {(role, tile): tile // (2 * (3 if role == 1 else 1)) for _, role, tile in tiles}
@@ -104,10 +102,8 @@ def test_dtypes_of_members() -> None:
 
 
 def test_more_tensors_than_seven_bits_count() -> None:
-    members = 65
-    program = copies.of(members)
-    bound = program.bind(tk.Schedule(keep=tk.SMs(4, tile=(16,))))
-    report = check(bound, Sizes.of(bound, 1, {f"N_{k}": 16 for k in range(members)}))
+    members, schedule = 65, tk.Schedule(keep=tk.SMs(4, tile=(16,)))
+    report = copies.of(members).check(schedule, world=1, sizes={f"N_{k}": 16 for k in range(members)})
     assert (report.verdict, report.proof, report.events) == ("safe", "structural", 2 * members)
 
 

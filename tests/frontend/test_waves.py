@@ -15,7 +15,6 @@ from tests.kernels.routed import random_counts
 from tests.kernels.whole_layer import in_tiles
 from tilelink.analysis.unroll import unroll
 from tilelink.errors import ScheduleError, UnsafeProgramError
-from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.workload import turns
 from tilelink.kernels.mixture_of_experts import mixture_of_experts
 
@@ -26,8 +25,8 @@ WAVED = ("gate_up", "down")
 def turns_of(wave: int | None) -> dict[tuple[int, int], list[tuple[str, int]]]:
     """The role and the expert of all tiles of each worker that multiplies, in its order."""
     counts = random_counts(2, 5, seed=3)
-    bound = mixture_of_experts.bind(in_tiles("push", wave), absent=mixture_of_experts.optional)
-    events = unroll(bound, Sizes.of(bound, 2, {"routed": counts, **SIZES}), sms=11)
+    sizes = {"routed": counts, **SIZES}
+    events = unroll(*mixture_of_experts.bound_at(in_tiles("push", wave), world=2, sizes=sizes), sms=11)
     begins = np.cumsum([0, *np.array(counts).sum(1)])
     names = [r.name for r in events.program.roles]
     found: dict[tuple[int, int], list[tuple[str, int]]] = defaultdict(list)

@@ -41,9 +41,7 @@ layouts = st.builds(
 def bound(program: Program, parts: tuple[int, ...], dtype: str = "float32") -> tuple[TileProgram, Sizes]:
     """A program, bound to its default schedule, fitted; and its sizes."""
     sizes: dict[str, Any] = {"M": parts, "K": 40, "N": 24} if program is all_gather_matmul else {"M": parts, "K": 40}
-    schedule = program.fit(None, world=len(parts), **sizes)
-    tile_program = program.bind(schedule, dtype, program.optional)
-    return tile_program, Sizes.of(tile_program, len(parts), sizes)
+    return program.bound_at(world=len(parts), sizes=sizes, dtypes=dtype)
 
 
 def check_apart(spans: list[tuple[int, int]], end: int) -> None:
