@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from bench.references import REFERENCES
 from tilelink.analysis.events import Events
 from tilelink.analysis.unroll import unroll
 from tilelink.frontend.schedule import Schedule
@@ -140,8 +141,10 @@ class AllGatherMatmul(Operator):
 
 
 class Reduction(Operator):
-    """A row-parallel projection: each rank has a part of K, and the partial sums are added up. K: on one rank."""
+    """A row-parallel projection: each rank has a part of K, and the partial sums are added up. K: on one rank.
+    `program`: a fused form."""
 
+    program: Program
     layers: ClassVar[Mapping[str, Shape]] = {
         "o_proj": {"M": 128, "N": 4096, "K": 1024},
         "down": {"M": 128, "N": 4096, "K": 3584},
@@ -159,10 +162,15 @@ class Reduction(Operator):
             made = (step.program(*made, schedule=step.schedule, group=group, parts=parts),)
         return made[0]
 
+    def reference(self, inputs: list[Tensors], shape: Shape) -> list[torch.Tensor]:
+        ranks = [{"x": x.double(), "weight": weight.double()} for x, weight in inputs]
+        return [of["out"] for of in REFERENCES[self.program](ranks, _lengths(shape["M"], len(inputs)))]
+
 
 class MatmulReduceScatter(Reduction):
     """Every rank gets its rows of the sum."""
 
+    program = matmul_reduce_scatter
     cut = ("M",)
     baseline = (
         f"unfused: matmul on all {WORKERS} workers of each rank, then reduce_scatter, of which {MOVING} workers fetch "
@@ -180,13 +188,11 @@ class MatmulReduceScatter(Reduction):
             "ring": (fitted(matmul_ring_reduce_scatter, "ringed", matmul=tile, ring=few | {"tile": (128, 256, 128)}),),
         }
 
-    def reference(self, inputs: list[Tensors], shape: Shape) -> list[torch.Tensor]:
-        return list(_total(inputs).split(_lengths(shape["M"], len(inputs))))
-
 
 class MatmulAllReduce(Reduction):
     """Every rank gets the whole sum."""
 
+    program = matmul_all_reduce
     cut = ()
     baseline = (
         f"unfused: matmul on all {WORKERS} workers of each rank, then all_reduce in two shots, of which {MOVING} "
@@ -203,9 +209,6 @@ class MatmulAllReduce(Reduction):
             "one_shot": (fitted(matmul_one_shot_all_reduce, "fused", matmul=tile, reduce={"tile": (32, 256)}),),
         }
 
-    def reference(self, inputs: list[Tensors], shape: Shape) -> list[torch.Tensor]:
-        return [_total(inputs)] * len(inputs)
-
 
 def _fitted(program: Program, name: str, shape: Shape, world: int, **changes: dict[str, Any]) -> Step:
     """Returns a program in one of its schedules, with changes, and in tiles that fit a shape."""
@@ -217,11 +220,6 @@ def _random(dtype: torch.dtype) -> Callable[[int, int], torch.Tensor]:
     """Returns a function that makes random matrices, the same ones in every run."""
     random = torch.Generator().manual_seed(0)
     return lambda rows, cols: torch.randn(rows, cols, generator=random).to(dtype)
-
-
-def _total(inputs: list[Tensors]) -> torch.Tensor:
-    """Returns the sum of the products over the ranks."""
-    return torch.stack([x.double() @ weight.double() for x, weight in inputs]).sum(0)
 
 
 def _beside(weights: Sequence[torch.Tensor]) -> torch.Tensor:
