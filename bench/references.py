@@ -8,31 +8,7 @@ from typing import Any
 import torch
 
 from tilelink.frontend.routes import Routing
-from tilelink.kernels.all_gather import all_gather
-from tilelink.kernels.all_gather_gated_matmul import all_gather_gated_matmul
-from tilelink.kernels.all_gather_grouped_matmul import all_gather_grouped_matmul
-from tilelink.kernels.all_gather_matmul import all_gather_matmul
-from tilelink.kernels.all_gather_matmul_backward import all_gather_matmul_backward
-from tilelink.kernels.all_gather_split_matmul import all_gather_split_matmul
-from tilelink.kernels.all_reduce import all_reduce
-from tilelink.kernels.combine import combine
-from tilelink.kernels.dispatch import dispatch
-from tilelink.kernels.dispatch_matmul import dispatch_matmul
-from tilelink.kernels.dispatch_matmul_backward import dispatch_matmul_backward
-from tilelink.kernels.expert_weight_gradient import expert_weight_gradient
-from tilelink.kernels.grouped_matmul_reduce_scatter import grouped_matmul_reduce_scatter
-from tilelink.kernels.matmul import matmul
-from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
-from tilelink.kernels.matmul_combine import matmul_combine
-from tilelink.kernels.matmul_combine_backward import matmul_combine_backward
-from tilelink.kernels.matmul_fabric_all_reduce import matmul_fabric_all_reduce
-from tilelink.kernels.matmul_one_shot_all_reduce import matmul_one_shot_all_reduce
-from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
-from tilelink.kernels.matmul_reduce_scatter_backward import matmul_reduce_scatter_backward
-from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
-from tilelink.kernels.mixture_of_experts import mixture_of_experts
-from tilelink.kernels.reduce_scatter import reduce_scatter
-from tilelink.programs.program import Program
+from tilelink.kernels import operators
 
 Rank = Mapping[str, Any]
 """The inputs or results of a rank: tensors or lists of tensors, by parameter, without parameters that are left out."""
@@ -256,38 +232,42 @@ def _matmul(ranks: Sequence[Rank], parts: Sequence[int]) -> list[dict[str, Any]]
     return [{"out": _plus(r["x"] @ r["weight"], r.get("bias"))} for r in ranks]
 
 
-REFERENCES: dict[Program, Reference] = {
-    all_gather: _gather,
-    all_gather_gated_matmul: _gated,
-    all_gather_grouped_matmul: _gather_grouped,
-    all_gather_matmul: _gather_matmul,
-    all_gather_matmul_backward: _gather_backward,
-    all_gather_split_matmul: _gather_split_matmul,
-    all_reduce: _reduce(_sum),
-    combine: _combine,
-    dispatch: _dispatch,
-    dispatch_matmul: _dispatch_matmul,
-    dispatch_matmul_backward: _dispatch_matmul_backward,
-    expert_weight_gradient: _expert_weight_gradient,
-    grouped_matmul_reduce_scatter: _grouped_scatter,
-    matmul: _matmul,
-    matmul_all_reduce: _reduce(_sum_of_products),
-    matmul_combine: _matmul_combine,
-    matmul_combine_backward: _matmul_combine_backward,
-    matmul_fabric_all_reduce: _reduce(_sum_of_products),
-    matmul_one_shot_all_reduce: _reduce(_sum_of_products),
-    matmul_reduce_scatter: _scatter(_sum_of_products),
-    matmul_reduce_scatter_backward: _scatter_backward,
-    matmul_ring_reduce_scatter: _scatter(_sum_of_products),
-    mixture_of_experts: _mixture_of_experts,
-    reduce_scatter: _scatter(_sum),
+PROGRAMS = operators()
+_BY_NAME: dict[str, Reference] = {
+    "all_gather": _gather,
+    "all_gather_gated_matmul": _gated,
+    "all_gather_grouped_matmul": _gather_grouped,
+    "all_gather_matmul": _gather_matmul,
+    "all_gather_matmul_backward": _gather_backward,
+    "all_gather_split_matmul": _gather_split_matmul,
+    "all_reduce": _reduce(_sum),
+    "combine": _combine,
+    "dispatch": _dispatch,
+    "dispatch_matmul": _dispatch_matmul,
+    "dispatch_matmul_backward": _dispatch_matmul_backward,
+    "expert_weight_gradient": _expert_weight_gradient,
+    "grouped_matmul_reduce_scatter": _grouped_scatter,
+    "matmul": _matmul,
+    "matmul_all_reduce": _reduce(_sum_of_products),
+    "matmul_combine": _matmul_combine,
+    "matmul_combine_backward": _matmul_combine_backward,
+    "matmul_fabric_all_reduce": _reduce(_sum_of_products),
+    "matmul_one_shot_all_reduce": _reduce(_sum_of_products),
+    "matmul_reduce_scatter": _scatter(_sum_of_products),
+    "matmul_reduce_scatter_backward": _scatter_backward,
+    "matmul_ring_reduce_scatter": _scatter(_sum_of_products),
+    "mixture_of_experts": _mixture_of_experts,
+    "reduce_scatter": _scatter(_sum),
 }
+REFERENCES = {PROGRAMS[name]: reference for name, reference in _BY_NAME.items()}
 """The reference of each program."""
-ONE_BIAS = (
-    matmul_all_reduce, matmul_fabric_all_reduce, matmul_one_shot_all_reduce, matmul_reduce_scatter,
-    matmul_ring_reduce_scatter,
-)  # fmt: skip
+ONE_BIAS = [
+    PROGRAMS[name] for name in (
+        "matmul_all_reduce", "matmul_fabric_all_reduce", "matmul_one_shot_all_reduce", "matmul_reduce_scatter",
+        "matmul_ring_reduce_scatter",
+    )
+]  # fmt: skip
 """Programs that add a bias once, to the sum over the ranks: all ranks must have the same bias."""
-ROUNDED = {all_gather_gated_matmul: 1.0, mixture_of_experts: 1.25}
+ROUNDED = {PROGRAMS["all_gather_gated_matmul"]: 1.0, PROGRAMS["mixture_of_experts"]: 1.25}
 """Programs whose results of whole numbers are not whole. Their relative RMS has a limit instead: this factor times the
 usual limit. A layer rounds the results of its first product, of its second product, and sums of these."""
