@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from bench.check import LIMIT_OF
 from tests.emulator.worlds import GatherMatmul
 from tests.parameters import first_of, some_of
 from tilelink.emulator import (
@@ -12,16 +13,14 @@ from tilelink.emulator import (
     RaceError,
 )
 
-TOLERANCE = {torch.float32: 1e-6, torch.float16: 4e-4, torch.bfloat16: 2.5e-3}
-
 
 @some_of(8, first=2)
-@pytest.mark.parametrize("dtype", first_of(TOLERANCE, 2))
+@pytest.mark.parametrize("dtype", first_of(LIMIT_OF, 2))
 def test_gather_matmul_is_right_on_many_seeds(dtype, seeds):
     problem = GatherMatmul(dtype=dtype, K=64)
     for seed in seeds:
         problem.run(Execution(4, seed=seed))
-        assert problem.error() < TOLERANCE[dtype]
+        assert problem.error() < LIMIT_OF[dtype]
 
 
 def test_gather_matmul_is_right_when_programs_switch_at_every_access():
@@ -37,7 +36,7 @@ def test_truncated_bfloat16_would_be_noticed():
     for rank, b in enumerate(problem.b):
         words = (a @ b.double()).float().view(torch.int32) >> 16
         problem.results[rank] = words.to(torch.int16).view(torch.bfloat16)
-    assert problem.error() > TOLERANCE[torch.bfloat16]
+    assert problem.error() > LIMIT_OF[torch.bfloat16]
 
 
 def test_the_seed_fixes_the_schedule():

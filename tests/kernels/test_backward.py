@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from bench.check import LIMIT_OF, relative_rms_of_all
-from bench.operands import Operands
+from bench.operands import Operands, laid_out
 from tests.kernels.gather_gemm import small_world
 from tests.parameters import each_once, rarely
 from tilelink.analysis.check import check_events
@@ -29,8 +30,8 @@ def run(
     sizes, asked = {"N": N, "K": K}, ("dbias",) * bias
     made = Operands(program, parts, sizes, torch.device("cpu"), dtype=dtype, whole=integers, asked=asked, seed=seed)
     for given in made.ranks if transposed else ():
-        weight = given["weight"]
-        given["weight"] = [w.T.contiguous().T for w in weight] if isinstance(weight, list) else weight.T.contiguous().T
+        weight, turned = given["weight"], partial(laid_out, layout="columns")
+        given["weight"] = list(map(turned, weight)) if isinstance(weight, list) else turned(weight)
     world = small_world(len(parts), sms=24)
     return world.run(lambda g: [made.call(made.program, g, poisoned=True, **call) for _ in range(2)], seed=K), made
 

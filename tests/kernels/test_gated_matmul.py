@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bench.check import LIMIT_OF, relative_rms_of_all
+from bench.operands import Operands, laid_out
 from tests.kernels.gather_gemm import small_world
 from tests.programs.epilogues import difference
 from tilelink.kernels.all_gather_gated_matmul import all_gather_gated_matmul
@@ -16,37 +17,19 @@ SCHEDULES = list(all_gather_gated_matmul.schedules)
 K, N = 40, 24
 
 
-def silu_gate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.silu(gate) * up
-
-
-def run(parts: tuple[int, ...], schedule: str, dtype: torch.dtype, integers: bool, **given: Any) -> tuple[Any, Any]:
-    """Results of two calls in a row on all ranks, and the two products of each rank in float64."""
-    generator = torch.Generator().manual_seed(sum(parts))
-
-    def numbers(*shape: int) -> torch.Tensor:
-        made = torch.randint(-3, 4, shape, generator=generator) if integers else torch.randn(shape, generator=generator)
-        return made.to(dtype)
-
-    x = [numbers(m, K) for m in parts]
-    gates, ups = ([numbers(N, K).T for _ in parts] for _ in range(2))
-    biases = [numbers(N) for _ in parts]
-
-    def on(group: Any) -> list[torch.Tensor]:
-        r = group.rank
-        made = []
-        for _ in range(2):
-            out = torch.full((sum(parts), N), float("nan"), dtype=dtype)
-            all_gather_gated_matmul(
-                x[r], gates[r], ups[r], out, up_bias=biases[r], schedule=schedule, group=group,
-                parts={"M": parts}, **given,
-            )  # fmt: skip
-            made.append(out)
-        return made
-
-    full = torch.cat(x).double()
-    products = [(full @ g.double(), full @ u.double() + b.double()) for g, u, b in zip(gates, ups, biases, strict=True)]
-    return small_world(len(parts)).run(on), products
+def run(
+    parts: tuple[int, ...], schedule: str, dtype: torch.dtype, integers: bool, **given: Any
+) -> tuple[list[list[torch.Tensor]], Operands]:
+    """Results of two calls in a row on all ranks, with poisoned outputs, and the operands."""
+    sizes, place = {"N": N, "K": K}, torch.device("cpu")
+    made = Operands(
+        all_gather_gated_matmul, parts, sizes, place, dtype=dtype, whole=integers, asked=["up_bias"], seed=sum(parts)
+    )  # fmt: skip
+    for of_rank in made.ranks:
+        of_rank |= {name: laid_out(of_rank[name], "columns") for name in ("gate", "up")}
+    given |= {"poisoned": True, "schedule": schedule}
+    world = small_world(len(parts))
+    return world.run(lambda g: [out for _ in range(2) for out in made.call(made.program, g, **given)]), made
 
 
 CASES = list(zip(SCHEDULES, [(20,), (5, 0, 17), (18, 7), (9, 33), (5, 0, 9)], strict=True))
@@ -54,17 +37,18 @@ CASES = list(zip(SCHEDULES, [(20,), (5, 0, 17), (18, 7), (9, 33), (5, 0, 9)], st
 
 @pytest.mark.parametrize(("schedule", "parts"), CASES, ids=str)
 def test_a_function_of_the_user_exactly(schedule: str, parts: tuple[int, ...]) -> None:
-    results, products = run(parts, schedule, torch.float32, True, combine=difference)
-    for of_rank, (gate, up) in zip(results, products, strict=True):
-        assert all(torch.equal(out, (gate - 2 * up).float()) for out in of_rank)
+    results, made = run(parts, schedule, torch.float32, True, combine=difference)
+    full = torch.cat([r["x"] for r in made.ranks]).double()
+    for outs, r in zip(results, made.ranks, strict=True):
+        right = full @ r["gate"].double() - 2 * (full @ r["up"].double() + r["up_bias"].double())
+        assert all(torch.equal(out, right.float()) for out in outs)
 
 
 @pytest.mark.parametrize(("schedule", "dtype"), list(zip(SCHEDULES[:3], LIMIT_OF, strict=True)), ids=str)
 def test_silu_by_default(schedule: str, dtype: torch.dtype) -> None:
-    results, products = run((18, 7), schedule, dtype, False)
-    expected = [silu_gate(gate, up) for gate, up in products]
-    for call in range(2):
-        assert relative_rms_of_all([of_rank[call] for of_rank in results], expected) < LIMIT_OF[dtype]
+    results, made = run((18, 7), schedule, dtype, False)
+    for outs in zip(*results, strict=True):
+        assert relative_rms_of_all(outs, [right for (right,) in made.right]) < LIMIT_OF[dtype]
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])
