@@ -25,7 +25,7 @@ from tests.verification.mutants import (
 )
 from tests.verification.mutants.job import Answer, Job
 from tests.verification.mutants.mutant import Source, mutants
-from tests.verification.mutants.subjects import Subject, subjects
+from tests.verification.mutants.subjects import Subject, named, subjects
 from tilelink.kernels import operators
 
 PAGE = Path(__file__).parents[2] / "docs" / "verification.md"
@@ -99,13 +99,9 @@ def test_only_a_drain_of_one_cell_has_no_more_than_its_first_one() -> None:
 
 
 def test_what_is_as_a_whole_in_a_tile_stays_as_long() -> None:
-    subject = small("gathered_attention causal")
+    subject = named("gathered_attention causal")
     assert subject.larger.sizes(subject.program)["D"] == subject.sizes(subject.program)["D"]
     assert subject.larger.sizes(subject.program)["S"] != subject.sizes(subject.program)["S"]
-
-
-def small(name: str) -> Subject:
-    return next(s for s in subjects() if str(s) == name)
 
 
 KINDS = {"wait", "notify", "acquire", "token", "drain", "rank", "tile index"}
@@ -113,7 +109,7 @@ KINDS = {"wait", "notify", "acquire", "token", "drain", "rank", "tile index"}
 
 def sample(primitive: str) -> list[Job]:
     """A mutant of some kinds, of one program, its kernel, and primitives whose names begin so."""
-    of = small("lower_rows push")
+    of = named("lower_rows push")
     jobs = [j for j in of_programs.jobs() if j.subject == of.name]
     acquiring = (j for j in of_primitives.jobs() if j.subject == "portable" and j.mutant.kind == "acquire")
     jobs += [j for j in acquiring if j.mutant.what.startswith(primitive)]
@@ -134,7 +130,7 @@ def test_a_sample_is_found(primitive: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_survivors_alone_are_judged_again(tmp_path: Path) -> None:
-    of = small("lower_rows push")
+    of = named("lower_rows push")
     notify = [j for j in of_programs.jobs() if j.subject == of.name and j.mutant.kind == "notify"]
     results = tmp_path / "results.jsonl"
     found, survivor = (campaign.keys(j, Answer(tool, "")) for j, tool in zip(notify, ("check", ""), strict=False))

@@ -21,7 +21,7 @@ from tests.verification.mutants.job import Answer, Job
 from tests.verification.mutants.mutant import Mutant, mutants
 from tests.verification.mutants.of_kernels import right
 from tests.verification.mutants.stand_ins import stand_in
-from tests.verification.mutants.subjects import Subject, subjects
+from tests.verification.mutants.subjects import Subject, named
 from tests.verification.mutants.tools import EXECUTION, GATES, TRACE
 from tilelink.backend.targets import AMD, CPU, CUDA, PORTABLE, TARGETS, Target, polling
 
@@ -69,7 +69,7 @@ def judge(name: str, mutant: Mutant) -> Answer:
         return Answer(GATES, f"it can't be imported: {type(e).__name__}: {e}")
     if name.endswith(".polling") and (waited := _waits(sys.modules["edited_polling"])) is not None:
         return waited
-    for subject in (_named(name) for name in COMPILED):
+    for subject in (named(name) for name in COMPILED):
         target = MODULES[name]
         new = _gates(subject, target, name, edited) - _known(subject, target)
         if new:
@@ -80,7 +80,7 @@ def judge(name: str, mutant: Mutant) -> Answer:
 def _executed(primitives: ModuleType, mutant: Mutant) -> Answer | None:
     """What runs of the programs find."""
     for name, target in RUN:
-        subject = _named(name)
+        subject = named(name)
         for slots, calls, seed in RUNS if mutant.kind != "slot" else (*RUNS, *ON_TWO_SLOTS):
             expected = right(subject)
             expected = dataclasses.replace(expected, calls=calls, results=[[r[0]] * calls for r in expected.results])
@@ -127,7 +127,3 @@ def _gates(subject: Subject, target: Target, name: str, edited: ModuleType) -> s
 def _known(subject: Subject, target: Target) -> set[str]:
     """What the gates say as it is: tiles are small, and a portable wait is two atomics."""
     return set(tools.gates(subject, subject.program, target=target).split("; "))
-
-
-def _named(name: str) -> Subject:
-    return next(s for s in subjects() if str(s) == name)

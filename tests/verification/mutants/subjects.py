@@ -197,3 +197,8 @@ def subjects() -> tuple[Subject, ...]:
             special = SPECIAL.get(f"{program.name} {schedule}", SPECIAL.get(program.name, {}))
             made.append(Subject(module, program.name, schedule, **special))
     return tuple(made)
+
+
+def named(name: str) -> Subject:
+    """The subject that is written like this."""
+    return next(s for s in subjects() if str(s) == name)

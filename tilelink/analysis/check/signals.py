@@ -20,7 +20,7 @@ from tilelink.analysis.check.findings import (
     release_all,
     step,
 )
-from tilelink.analysis.check.synchronisation import Execution, Synchronisation
+from tilelink.analysis.check.synchronisation import Executed, Synchronisation
 from tilelink.analysis.counting import filled
 from tilelink.analysis.events import NOTIFY, Events
 from tilelink.frontend.arithmetic import evaluate
@@ -112,7 +112,7 @@ def unheard(sync: Synchronisation) -> list[str]:
 # ---- deadlocks
 
 
-def deadlocks(sync: Synchronisation, execution: Execution) -> list[Finding]:
+def deadlocks(sync: Synchronisation, execution: Executed) -> list[Finding]:
     """Findings for stuck workers: the waits that never end or, without any, one cycle of waits."""
     if not execution.stuck:
         return []
@@ -132,7 +132,7 @@ Hop = tuple[int, int]
 """A wait that never ends in a cycle, and a notification that it waits for."""
 
 
-def _cycle(sync: Synchronisation, execution: Execution, owed: dict[int, list[int]]) -> list[Hop]:
+def _cycle(sync: Synchronisation, execution: Executed, owed: dict[int, list[int]]) -> list[Hop]:
     """The shortest cycle of workers that wait for each other, through a worker that is surely on a cycle."""
 
     def needs(worker: int) -> list[int]:
@@ -169,7 +169,7 @@ def _lost(sync: Synchronisation, wait: int) -> Finding:
     return finding(events, "lost signal", [at], what, [step(events, at)], remedy)
 
 
-def _deadlock(sync: Synchronisation, execution: Execution, cycle: list[Hop]) -> Finding:
+def _deadlock(sync: Synchronisation, execution: Executed, cycle: list[Hop]) -> Finding:
     events = sync.events
     hops = [(int(sync.at[wait]), int(sync.at[k])) for wait, k in cycle]
     chain: list[str] = []

@@ -70,14 +70,14 @@ class Synchronisation:
 
 
 @dataclass(frozen=True, eq=False)
-class Execution:
+class Executed:
     """The steps that were done, in order, and the wait before which each stuck worker stands."""
 
     done: np.ndarray
     stuck: dict[int, int]
 
 
-def execute(sync: Synchronisation) -> Execution:
+def execute(sync: Synchronisation) -> Executed:
     """Runs each worker until it has to wait, and goes on with it when the wait is over."""
     signal, notifies = sync.signal.tolist(), sync.notifies.tolist()
     first, missing = sync.first.tolist(), sync.given.tolist()
@@ -105,7 +105,7 @@ def execute(sync: Synchronisation) -> Execution:
             k += 1
         position[worker] = k
     waiting = sorted(w for workers in blocked.values() for w in workers)
-    return Execution(np.array(done, np.int64), {w: position[w] for w in waiting})
+    return Executed(np.array(done, np.int64), {w: position[w] for w in waiting})
 
 
 # ---- happens-before

@@ -99,11 +99,10 @@ class Expressions(Views):
         meant = similar(node.id, {**self.env, **self.names})
         self.fail(UndefinedNameError, node, f"{node.id} is not defined here; {self.function.name} knows {known}{meant}")
 
-    def of_Tuple(self, node: ast.Tuple) -> Any:
+    def of_Tuple(self, node: ast.Tuple | ast.List) -> Any:
         return tuple(self.value(e) for e in node.elts)
 
-    def of_List(self, node: ast.List) -> Any:
-        return tuple(self.value(e) for e in node.elts)
+    of_List = of_Tuple  # noqa: N815  # named after what it visits
 
     def of_Attribute(self, node: ast.Attribute) -> Any:
         owner = self.value(node.value)
