@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -49,10 +48,10 @@ def layouts_wrong(group: dist.ProcessGroup, bias: bool, every: int = 1) -> list[
     return wrong
 
 
-def _one_linear(group: dist.ProcessGroup, style: ParallelStyle, bias: bool, sizes: Sequence[int] = ()) -> Found:
+def _one_linear(group: dist.ProcessGroup, style: ParallelStyle, bias: bool) -> Found:
     world, mesh = dist.get_world_size(group), mesh_of(group)
     torch.manual_seed(2)
-    sizes = sizes or (2 * world, 3 * world, 4 * world, 5 * world)
+    sizes = (2 * world, 3 * world, 4 * world, 5 * world)
     layer = parallelize_module(nn.Linear(sizes[-2], sizes[-1], bias), mesh, style)
     (layout,) = style.input_layouts  # type: ignore[attr-defined]
     found: Found = {}

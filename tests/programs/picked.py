@@ -3,6 +3,8 @@
 import triton.language as tl
 
 import tilelink as tk
+from tilelink.kernels.dispatch_matmul import dispatch
+from tilelink.kernels.matmul_combine import combine
 
 INTEGERS = tl.int32
 
@@ -26,17 +28,6 @@ def pick_from_the_right(t, x, order, out):
 @tk.program
 def picked_from_the_right(x: tk.Local("M", "N"), order: tk.Local("S", dtype=INTEGERS), out: tk.Local("S", "N")):
     pick_from_the_right[tk.tiles(out)](x, order, out)
-
-
-@tk.tile
-def dispatch(t, x, order, rows):
-    """Rows of one source, each that of a token, go to the home of their expert."""
-    tk.notify(tk.copy(x[order[t.sent], t.cols], rows[t]))
-
-
-@tk.tile
-def combine(t, rows, back):
-    tk.notify(tk.copy(tk.wait(rows[t]), back[t]))
 
 
 @tk.tile

@@ -74,9 +74,9 @@ def description(measured: Measured, extends: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _us(action: Callable[[], object], repeats: int = REPEATS) -> float:
+def _us(action: Callable[[], object]) -> float:
     """Microseconds of an action on the device: the median of runs after two to warm up. The host enqueues ahead."""
-    return float(np.median([device_us(action) for _ in range(repeats + 2)][2:]))
+    return float(np.median([device_us(action) for _ in range(REPEATS + 2)][2:]))
 
 
 def _matmul(size: int) -> Callable[[], object]:
