@@ -74,6 +74,11 @@ class Forms:
     fastest: Form | None = None
     prediction: Prediction | None = None
 
+    @property
+    def us(self) -> dict[str, float]:
+        """The times of the forms that can run and were simulated, by plan."""
+        return {form.plan: form.us for form in self.all if form.us is not None}
+
     def and_fastest(self, form: Form, prediction: Prediction) -> Forms:
         """These forms, with the fastest one after all changes."""
         return Forms(self.all if form in self.all else (*self.all, form), form, prediction)

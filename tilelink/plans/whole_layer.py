@@ -64,19 +64,19 @@ def choose_layer(
     if forms is None:
         return None
     one, of_two, forms_us, best = forms.one, forms.of_two, forms.forms_us, forms.fastest
-    assert one.forms.prediction is not None
-    of_one, by_two = _least(one.forms_us), _least(of_two)
+    assert one.prediction is not None
+    of_one, by_two = _least(one.us), _least(of_two)
     between, plain = (activation_us(machine, dtype, n, down.depth) for n in (rows, there))
     unfused_us = sum(asked.unfused(product).total_us for product in layer) + plain
     other = "" if best in (of_one, by_two) else f"{best} takes {forms_us[best]:,.1f} us; "
     said = (
         f"{other}{of_one} takes {forms_us[of_one]:,.1f} us "
-        f"({path_of(one.forms.prediction)}); two kernels, {by_two}, take {of_two[by_two]:,.1f} us ({between:,.1f} of "
+        f"({path_of(one.prediction)}); two kernels, {by_two}, take {of_two[by_two]:,.1f} us ({between:,.1f} of "
         f"them SwiGLU over room for {rows:,} rows); unfused takes {unfused_us:,.1f} us ({plain:,.1f} of them SwiGLU "
         f"over {there:,} rows): {compared(unfused_us / forms_us[best])}"
     )
     told = asked.sizes(gate_up, layer.shape, next(iter(plans(mixture_of_experts.name).values())))
-    return LayerChoice(unfused_us, forms_us, best, one.forms.prediction.bound_us, said, told)
+    return LayerChoice(unfused_us, forms_us, best, one.prediction.bound_us, said, told)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class LayerForms:
     """The fused forms of a layer. `one`: the forms in one kernel. `of_two`: microseconds of two kernels with SwiGLU
     between them, by plan. `forms_us`: of all forms, and of the fastest with the best numbers of SMs."""
 
-    one: OneKernel
+    one: Forms
     of_two: Mapping[str, float]
     forms_us: Mapping[str, float]
 
@@ -95,41 +95,26 @@ class LayerForms:
     @classmethod
     def of(cls, asked: Tokens, layer: WholeLayer, rows: int, pairs: Sequence[Pair]) -> LayerForms | None:
         """The forms; None if a program can't run on the machine. `rows`: the rows that a rank has room for."""
-        one, of_two = OneKernel(asked, layer), dict[str, float]()
-        if one.forms.prediction is None:
+        whole = layer.gate_up, layer.shape
+        one, of_two = asked.forms(*whole, plans(mixture_of_experts.name).values()), dict[str, float]()
+        if one.prediction is None:
             return None
         between = activation_us(asked.machine, asked.dtype, rows, layer.down.depth)
         several: list[TwoKernels] = []
         for pair in pairs:
-            beaten = min([*one.forms_us.values(), *of_two.values()]) if several else None
+            beaten = min([*one.us.values(), *of_two.values()]) if several else None
             for two in TwoKernels.of(asked, layer, pair, between, beaten):
                 several.append(two)
                 of_two |= two.forms_us
         if not several:
             return None
-        forms_us = one.forms_us | of_two
+        forms_us = one.us | of_two
         fastest = _least(forms_us)
-        if fastest in one.forms_us:
-            forms_us |= one.on_other_sms()
+        if fastest in one.us:
+            forms_us |= asked.on_other_sms(*whole, one).us
         for two in several:
             forms_us |= two.on_other_sms(fastest) if fastest in two.forms_us else {}
         return cls(one, of_two, forms_us)
-
-
-class OneKernel:
-    """The forms of a layer in one kernel."""
-
-    def __init__(self, asked: Tokens, layer: WholeLayer) -> None:
-        self.asked, self.experts = asked, layer.gate_up
-        self.shape = layer.shape
-        self.forms = asked.forms(self.experts, self.shape, plans(mixture_of_experts.name).values())
-        self.forms_us = {form.plan: form.us for form in self.forms.all if form.us is not None}
-
-    def on_other_sms(self) -> dict[str, float]:
-        """The fastest form with the best numbers of SMs: its plan, and its time."""
-        form = self.asked.on_other_sms(self.experts, self.shape, self.forms).fastest
-        assert form is not None and form.us is not None
-        return {form.plan: form.us}
 
 
 class TwoKernels:
