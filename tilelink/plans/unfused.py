@@ -11,7 +11,6 @@ from tilelink.analysis.simulate.costs import collective, compute, costs
 from tilelink.errors import ArgumentError, Site
 from tilelink.frontend.orders import grouped
 from tilelink.frontend.schedule import Schedule, SMs, smallest_tile
-from tilelink.frontend.sizes import Sizes
 
 LIBRARY_TILES = ((128, 256, 64), (256, 128, 64), (128, 128, 64), (64, 256, 64))
 """Tiles of a library's product. It takes the fastest of them, or a narrower one if that fills more SMs."""
@@ -100,9 +99,9 @@ def _narrowed(tile: tuple[int, int, int], took: Callable[[tuple[int, int, int]],
 def _product(machine: Machine, dtype: str, m: int, n: int, k: int, tile: tuple[int, ...]) -> float:
     from tilelink.kernels.matmul import matmul
 
-    program = matmul.bind(Schedule(multiply=SMs(tile=tile, order=grouped(8))), dtype, matmul.optional)
-    steps = steps_of(program, Sizes.of(program, 1, {"M": m, "N": n, "K": k}), machine, {})
-    library = machine.of_library
+    schedule, library = Schedule(multiply=SMs(tile=tile, order=grouped(8))), machine.of_library
+    bound = matmul.bound_at(schedule, world=1, sizes={"M": m, "N": n, "K": k}, dtypes=dtype)
+    steps = steps_of(*bound, machine, {})
     return compute(steps, costs(steps, library, {}), library)
 
 

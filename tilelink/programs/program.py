@@ -257,12 +257,7 @@ class Program:
     # ---- methods that upper layers implement, imported when they are called
 
     def lowered_at(
-        self,
-        schedule: Schedule | NamedSchedule | str | None = None,
-        *,
-        target: Target,
-        timed: bool = False,
-        **asked: Any,
+        self, schedule: Schedule | str | None = None, *, target: Target, timed: bool = False, **asked: Any
     ) -> tuple[Lowered, Sizes]:
         """The program lowered for a target and bound at its sizes; arguments and errors as in `bound_at`. With `timed`,
         workers record times. Raises FormError for a program without a specialised form."""
