@@ -308,9 +308,7 @@ class Program:
         from tilelink.backend.targets import TARGETS
 
         bound, exact = self.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
-        stage = 0
-        if exact.per_node != world:
-            stage = lower_at(bound, exact, TARGETS["cpu"].across_nodes()).stage_bytes
+        stage = 0 if exact.per_node == world else lower_at(bound, exact, TARGETS["cpu"].across_nodes()).stage_bytes
         return check(
             bound, exact, sms=DEFAULT_SMS if sms is None else sms, reserve=reserve, slot_bytes=slot_bytes, stage=stage,
             budget=BUDGET if budget is None else budget, tell=tell,
