@@ -15,7 +15,7 @@ import tilelink.ops as ops
 from bench.check import relative_rms
 from tests.ops.on_ranks import noted
 from tests.runtime.cuda_stand_in import StandIn
-from tilelink.errors import ShapeError
+from tilelink.errors import ArgumentError, ShapeError
 from tilelink.ops import known, programs
 from tilelink.runtime.cuda.process_group import CudaProcessGroup
 
@@ -144,6 +144,17 @@ def test_other_calls_in_between(device: StandIn) -> None:
     assert relative_rms([found[0]], [x @ a.T]) < 1e-5
     group.reset()
     assert_right(device, call, 4)
+
+
+def test_wrong_arguments_after_right_ones(device: StandIn) -> None:
+    """Values that compare equal, but are of another type, and values that can't be hashed are refused as ever."""
+    assert noted_calls(device, SHORT["one weight"], 4) == 2
+    x, a, *_ = operands(0)
+    for wrong in ({"gather_dim": False}, {"return_gathered": 0}, {"plan": {}}, {"gather_dim": [0]}, {"biases": {}}):
+        with pytest.raises(ArgumentError, match=next(iter(wrong))):
+            ops.all_gather_linear(x, a, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="x is"):
+        ops.all_gather_linear({}, a)  # type: ignore[arg-type]
 
 
 def test_what_torch_watches(device: StandIn) -> None:

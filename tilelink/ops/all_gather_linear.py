@@ -13,6 +13,7 @@ import torch.distributed as dist
 from tilelink.errors import ArgumentError, ScheduleError, ShapeError, public
 from tilelink.ops.checks import check_dim, check_lengths, check_weights
 from tilelink.ops.collectives import Later
+from tilelink.ops.linear_operator import LinearOperator
 from tilelink.ops.matrices import as_rows, of_rows, resized, times
 from tilelink.ops.operator import Asked, Call, Operator
 from tilelink.ops.plain import Maybe, Plain, Tensors, side_by_side
@@ -193,7 +194,7 @@ class AllGatherLinearBackward(Call):
         return sums[0] if len(sums) == 1 else lambda: sums[0]() + sums[1]()
 
 
-_operator, _gradients = Operator(AllGatherLinear), Operator(AllGatherLinearBackward)
+_operator, _gradients = LinearOperator(AllGatherLinear), Operator(AllGatherLinearBackward)
 
 
 @public
@@ -226,16 +227,6 @@ def all_gather_linear(
     raise RankFailedError. Raises RankMismatchError if calls differ.
     """
     given = {"gather_dim": gather_dim, "lengths": lengths, "plan": plan, "return_gathered": return_gathered}
-    _operator.check(group, x=x, weights=weights, biases=biases, **given)
-    one = isinstance(weights, torch.Tensor)
-    several = [weights] if isinstance(weights, torch.Tensor) else list(weights)
-    added: list[torch.Tensor | None]
-    if biases is None:
-        added = [None] * len(several)
-    else:
-        added = [biases] if isinstance(biases, torch.Tensor) else list(biases)
-        if len(added) == len(several) and any(b is not None for b in added):  # torch has no gradients for a mixed list
-            added = [w.new_zeros(w.shape[0]) if b is None else b for w, b in zip(several, added, strict=True)]
-    full, outs = _operator.called(group, x, several, added, **given)
-    found = outs[0] if one else outs
+    full, outs = _operator.for_user(group, x, weights, biases, **given)
+    found = outs[0] if isinstance(weights, torch.Tensor) else outs
     return (full, found) if return_gathered else found

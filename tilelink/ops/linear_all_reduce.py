@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from tilelink.errors import public
 from tilelink.ops.checks import check_dim, check_reduce_op, check_weights
+from tilelink.ops.linear_operator import LinearOperator
 from tilelink.ops.matrices import as_rows
-from tilelink.ops.operator import Asked, Call, Operator
+from tilelink.ops.operator import Asked, Call
 from tilelink.ops.plain import Plain
 from tilelink.ops.programs import Programs
 from tilelink.plans.names import check_plan
@@ -74,7 +75,7 @@ class LinearAllReduce(Call):
         }
 
 
-_operator = Operator(LinearAllReduce)
+_operator = LinearOperator(LinearAllReduce)
 
 
 @public
@@ -100,5 +101,5 @@ def linear_all_reduce(
     nothing, as in Megatron and DTensor. Raises ArgumentError, ShapeError, DtypeError, DeviceError and ScheduleError; if
     one rank does, the others raise RankFailedError. Raises RankMismatchError if calls differ.
     """
-    _operator.check(group, x=x, weight=weight, bias=bias, reduce_op=reduce_op, plan=plan)
-    return _operator.called(group, x, [weight], [bias], reduce_op=reduce_op, plan=plan)
+    found: torch.Tensor = _operator.for_user(group, x, weight, bias, reduce_op=reduce_op, plan=plan)
+    return found

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from tilelink.errors import public
 from tilelink.ops.checks import check_dim, check_reduce_op, check_weights, parts_of
 from tilelink.ops.collectives import Members
+from tilelink.ops.linear_operator import LinearOperator
 from tilelink.ops.matrices import as_rows, of_rows, resized, times
 from tilelink.ops.operator import Asked, Call, Operator
 from tilelink.ops.plain import Plain
@@ -150,7 +151,7 @@ class LinearReduceScatterBackward(Call):
         return of_rows(of_x, x.shape, dim).contiguous() if self.needs[0] else none, of_weight
 
 
-_operator, _gradients = Operator(LinearReduceScatter), Operator(LinearReduceScatterBackward)
+_operator, _gradients = LinearOperator(LinearReduceScatter), Operator(LinearReduceScatterBackward)
 
 
 @public
@@ -182,5 +183,5 @@ def linear_reduce_scatter(
     RankFailedError. Raises RankMismatchError if calls differ.
     """
     given = {"scatter_dim": scatter_dim, "lengths": lengths, "reduce_op": reduce_op, "plan": plan}
-    _operator.check(group, x=x, weight=weight, bias=bias, **given)
-    return _operator.called(group, x, [weight], [bias], **given)
+    found: torch.Tensor = _operator.for_user(group, x, weight, bias, **given)
+    return found

@@ -21,16 +21,14 @@ from tilelink.errors import ArgumentError, MachineError, MachineMemoryError
 from tilelink.ops.agreement import (
     agree,
     agree_again,
-    agree_on_devices,
     agreed_machine,
-    raise_everywhere,
     told_of_machine,
 )
-from tilelink.ops.checks import cast_for, check_type, in_autocast, no_autocast, short
-from tilelink.ops.collectives import Members, Traced, group_named, name_of_group
+from tilelink.ops.checks import short
+from tilelink.ops.collectives import Members, Traced, group_named
 from tilelink.ops.eager import Differentiated, has_gradient, only_called
 from tilelink.ops.known import Known, key, known_calls
-from tilelink.ops.plain import Maybe, Plain, Tensors
+from tilelink.ops.plain import Plain
 from tilelink.ops.programs import Programs, path_of, preparing, reserved_on
 from tilelink.ops.repeated import Watch, each
 from tilelink.plans import choose
@@ -147,7 +145,7 @@ class Call:
         path = _path(members, known.plan)
         if known.watched or not (isinstance(path, Programs) and path.repeats(self.x)):
             return self.run(path)
-        with Watch(_tensors(given.values())) as watch:
+        with Watch(tensors_among(given.values())) as watch:
             results = self.run(path)
         known.repeat, known.watched = watch.repeat(results), True
         return results
@@ -180,7 +178,7 @@ def _path(members: Members, plan: Plan | None) -> Plain:
     return Plain(members) if plan is None else Programs(members, plan)
 
 
-def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
+def tensors_among(values: Iterable[Any]) -> list[torch.Tensor]:
     """The tensors among the values of arguments, also in lists."""
     found: list[torch.Tensor] = []
     for value in values:
@@ -210,7 +208,7 @@ class Operator:
     def __call__(self, **given: Any) -> Any:
         """Calls the operator with the arguments of the description, by name."""
         values = [given[n] for n in self.names]
-        if only_called(tensors := _tensors(values)):
+        if only_called(tensors := tensors_among(values)):
             return self._eagerly(values, tensors)
         if not torch.compiler.is_compiling():
             self._check_tangents(given)
@@ -250,34 +248,11 @@ class Operator:
         made.check()
         made.setup(ctx, results)
 
-    def check(self, group: Any, **given: Any) -> None:
-        """Checks the types of arguments, before torch does. Raises ArgumentError; the other ranks raise
-        RankFailedError."""
-        if torch.compiler.is_compiling():
-            return
-        try:
-            for name, value in given.items():
-                check_type(name, value, self.kinds[name])
-        except ArgumentError as error:
-            raise_everywhere(name_of_group(group), error, *given.values())
-
     def _check_tangents(self, given: Mapping[str, Any]) -> None:
         """Raises ArgumentError for tangents of forward-mode differentiation, which torch would drop silently."""
         for name, value in given.items():
-            if any(unpack_dual(t).tangent is not None for t in _tensors([value])):
+            if any(unpack_dual(t).tangent is not None for t in tensors_among([value])):
                 raise ArgumentError(f"{name} has a tangent; operators have no forward-mode derivative")
-
-    def called(self, group: Any, x: torch.Tensor, weights: Tensors, biases: Maybe, **given: Any) -> Any:
-        """Calls the operator for a user: finds the group, checks devices, casts to the dtype of `torch.autocast`."""
-        name = name_of_group(group)
-        agree_on_devices(name, x, weights, biases)
-        if in_autocast(x):
-            cast = cast_for(x)
-            x, weights, biases = cast(x), [cast(w) for w in weights], [cast(b) for b in biases]
-        if "weight" in self.names:  # the description has one weight
-            given |= {"weight": weights[0], "bias": biases[0]}
-        with no_autocast(x):
-            return self(x=x, weights=weights, biases=biases, group_name=name, **given)
 
 
 def _no_views(results: Any) -> Any:

@@ -1,0 +1,86 @@
+"""Operators of linear layers, as users call them: with arguments that nobody has checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tilelink.errors import ArgumentError
+from tilelink.ops.agreement import agree_again, agree_on_devices, raise_everywhere
+from tilelink.ops.checks import cast_for, check_type, in_autocast, no_autocast
+from tilelink.ops.collectives import name_of_group
+from tilelink.ops.eager import has_gradient, only_called
+from tilelink.ops.known import key, known_calls
+from tilelink.ops.operator import Operator, tensors_among
+from tilelink.ops.programs import preparing
+
+
+class LinearOperator(Operator):
+    """An operator of x, of one weight and bias, or several, and of options."""
+
+    def for_user(self, group: Any, x: Any, weights: Any, biases: Any, **options: Any) -> Any:
+        """Calls the operator: checks the types of arguments, finds the group, checks devices, casts to the dtype of
+        `torch.autocast`. Of calls like an earlier one that can be repeated, nothing is checked."""
+        given = x, weights, biases, *options.values()
+        tensors = tensors_among(given)
+        members: Any = dist.group.WORLD if group is None else group
+        if options.get("lengths") is not None or not isinstance(members, dist.ProcessGroup) or not _is_simple(tensors):
+            return self._checked_call(group, x, weights, biases, options)[0]
+        calls, kind = known_calls(members), key(f"{self.call.name}, for users", (*given, *map(type, given)))
+        try:
+            known = calls.get(kind)
+        except TypeError:  # checks refuse what can't be hashed
+            return self._checked_call(group, x, weights, biases, options)[0]
+        if known is not None and known.repeat is not None:
+            agree_again(members.group_name, x, known.told)
+            results = known.repeat(tensors)
+            if results is not None:
+                return results
+        results, values = self._checked_call(group, x, weights, biases, options)
+        known = calls.get(key(self.call.name, values))
+        if known is not None and list(map(id, tensors_among(values))) == list(map(id, tensors)):
+            calls.put(kind, known)
+        return results
+
+    def _checked_call(
+        self, group: Any, x: Any, weights: Any, biases: Any, options: dict[str, Any]
+    ) -> tuple[Any, list[Any]]:
+        """Returns the results, and the values of the operator's arguments."""
+        first, second = self.names[1:3]
+        self._check_types(group, {"x": x, first: weights, second: biases, **options})
+        several = [weights] if isinstance(weights, torch.Tensor) else list(weights)
+        added: list[torch.Tensor | None] = [None] * len(several)
+        if biases is not None:
+            added = [biases] if isinstance(biases, torch.Tensor) else list(biases)
+        if len(added) == len(several) and any(b is not None for b in added):  # torch has no gradients for a mixed list
+            added = [w.new_zeros(w.shape[0]) if b is None else b for w, b in zip(several, added, strict=True)]
+        name = name_of_group(group)
+        agree_on_devices(name, x, several, added)
+        if in_autocast(x):
+            cast = cast_for(x)
+            x, several, added = cast(x), [cast(w) for w in several], [cast(b) for b in added]
+        of_lists = (several, added) if first == "weights" else (several[0], added[0])
+        given = {**options, "x": x, first: of_lists[0], second: of_lists[1], "group_name": name}
+        with no_autocast(x):
+            return self(**given), [given[n] for n in self.names]
+
+    def _check_types(self, group: Any, given: dict[str, Any]) -> None:
+        """Checks the types of arguments, before torch does. Raises ArgumentError; the other ranks raise
+        RankFailedError."""
+        if torch.compiler.is_compiling():
+            return
+        try:
+            for name, value in given.items():
+                check_type(name, value, self.kinds[name])
+        except ArgumentError as error:
+            raise_everywhere(name_of_group(group), error, *given.values())
+
+
+def _is_simple(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a call with these tensors has no gradient, and torch does nothing for it but call the operator."""
+    if not tensors or not only_called(tensors) or preparing():
+        return False
+    return not has_gradient(tensors) and not in_autocast(tensors[0])
