@@ -34,9 +34,9 @@ class Result:
 
     def allocated(self, allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]) -> torch.Tensor:
         """The tensor, in memory that `allocate` gives for a shape and a dtype."""
-        if self.contiguous == -1:  # quickest first: most results
-            return allocate(self.shape, self.dtype)
         last = self.contiguous % len(self.shape)
+        if last == len(self.shape) - 1:  # quickest first: most results
+            return allocate(self.shape, self.dtype)
         lies = (*self.shape[:last], *self.shape[last + 1 :], self.shape[last])
         return allocate(lies, self.dtype).movedim(-1, last)
 

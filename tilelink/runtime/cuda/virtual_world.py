@@ -238,8 +238,9 @@ class VirtualGroup(CudaGroup):
         """Does nothing: calls are compared when ranks come to launch."""
 
     def play(self, script: Script, tensors: Mapping[str, torch.Tensor], streams: Streams) -> None:
-        """Launches together with the other ranks. While a graph is captured, it launches at once: nothing runs then."""
-        if self.lane.device.capturing():
+        """Launches together with the other ranks, if there are any. While a graph is captured, it launches at once:
+        nothing runs then."""
+        if self.world == 1 or self.lane.device.capturing():
             super().play(script, tensors, streams)
         else:
             self._together(self.runs - 1, script.call, partial(super().play, script, tensors, streams))
