@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -162,16 +163,9 @@ def test_what_torch_watches(device: StandIn) -> None:
     call, name = SHORT["one weight"], "tilelink::all_gather_linear"
     assert_right(device, call, 4)
     x, a, b, bias = operands(5)
-    seen = []
-
-    class Seeing(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func.name())
-            return func(*args, **(kwargs or {}))
-
-    with Seeing():
+    with Mode() as mode:
         call(x, a, b, bias)
-    assert seen[0] == name
+    assert mode.seen[0] == name
     with torch.profiler.profile() as profile:
         call(x, a, b, bias)
     assert name in {event.name for event in profile.events()}
@@ -187,6 +181,119 @@ def test_what_torch_watches(device: StandIn) -> None:
     device.synchronize(device.current())
 
 
+class Mode(TorchDispatchMode):
+    """A mode in which torch's dispatcher calls operators. `seen`: the names of what was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = list[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+class Wrapper(torch.Tensor):
+    """A tensor around another one, of which every operation is `computed`, below autograd."""
+
+    computed: Callable[[], torch.Tensor]
+
+    @classmethod
+    def around(cls, tensor: torch.Tensor, computed: Callable[[], torch.Tensor]) -> Any:
+        made = torch.Tensor._make_wrapper_subclass(cls, tensor.shape)
+        made.computed = computed
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return args[0].computed()
+
+
+@pytest.mark.parametrize("lengths", [torch.tensor([12]), [torch.tensor(12)], (12,)])
+def test_integers_given_as_tensors(device: StandIn, lengths: Any) -> None:
+    """A tensor of lengths, or of a dimension, is no tensor of the operator: it has neither a number nor a gradient."""
+    for operator in (ops.all_gather_linear, ops.linear_reduce_scatter):
+        call: Any = lambda x, a, b, bias, of=operator: of(x, a, bias, lengths=lengths)  # noqa: E731
+        assert noted_calls(device, call, 6) == 2
+        x, a, _, bias = operands(6)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TILELINK_BACKEND", "torch")
+            operator(x, a.requires_grad_(), bias, lengths=lengths).sum().backward()
+        assert a.grad is not None and torch.allclose(a.grad, x.sum(0).expand(8, 16), atol=1e-5)
+    at: Any = torch.tensor(0)
+    assert noted_calls(device, lambda x, a, b, bias: ops.all_gather_linear(x, a, gather_dim=at), 6) == 2
+
+
+def test_tensors_whose_memory_has_other_values(device: StandIn) -> None:
+    """The dispatcher makes tensors of negated views, and of zeros without memory."""
+    x, a, *_ = operands(8)
+    for call in (ops.all_gather_linear, ops.linear_reduce_scatter, ops.linear_all_reduce):
+        for given in (torch.complex(x, x).conj().imag, torch._efficientzerotensor(12, 16), x):
+            found = call(given, a)
+            device.synchronize(device.current())
+            assert torch.allclose(found, given @ a.T, atol=1e-4)
+
+
+@pytest.mark.usefixtures("alone")
+def test_gradients_of_several_at_once() -> None:
+    x, a, *_ = operands(9)
+    grads = torch.randn(3, 12, 8)
+    y = ops.linear_reduce_scatter(x, a.requires_grad_())
+    (found,) = torch.autograd.grad(y, a, grads, is_grads_batched=True)
+    assert torch.allclose(found, grads.mT @ x, atol=1e-4)
+    with pytest.raises(RuntimeError, match="Batching rule"):
+        torch.autograd.grad(ops.all_gather_linear(x, a), a, grads, is_grads_batched=True)
+
+
+@pytest.mark.usefixtures("alone")
+def test_nested_tensors_are_refused_by_torch() -> None:
+    x, a, *_ = operands(9)
+    with pytest.warns(UserWarning, match="prototype"):
+        nested = torch.nested.nested_tensor([x, x])
+    with pytest.raises(NotImplementedError, match="tilelink::linear_all_reduce"):
+        ops.linear_all_reduce(nested, a)
+
+
+@pytest.mark.usefixtures("alone")
+def test_no_gradient_below_autograd() -> None:
+    x, a, *_ = operands(10)
+    a.requires_grad_()
+    for call in (ops.all_gather_linear, ops.linear_reduce_scatter, ops.linear_all_reduce):
+        found = torch.sin(Wrapper.around(x, lambda call=call: call(x, a)))  # type: ignore[misc]
+        assert found.grad_fn is None and not found.requires_grad
+
+
+@pytest.mark.usefixtures("alone")
+def test_modes_of_two_threads() -> None:
+    """The end of a mode in one thread leaves the mode of another one, which still sees operators."""
+    x, a, *_ = operands(11)
+    begun, other_ended, mode = Event(), Event(), Mode()
+
+    def other() -> None:
+        with mode:
+            begun.set()
+            other_ended.wait(60)
+            ops.linear_all_reduce(x, a)
+
+    thread = Thread(target=other)
+    with Mode():
+        thread.start()
+        assert begun.wait(60)
+    other_ended.set()
+    thread.join()
+    assert "tilelink::linear_all_reduce" in mode.seen
+
+
+def test_no_lane_is_made_for_calls_without_programs(alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILELINK_BACKEND", "interpret")
+    x, a, *_ = operands(12)
+    a.requires_grad_()
+    for _ in range(3):
+        _, y = ops.all_gather_linear(x, a, plan="torch", return_gathered=True)
+        y.sum().backward()  # the gathered x is kept, so nothing is sent
+    assert alone not in programs._lanes
+
+
 @pytest.mark.parametrize("name", SHORT | LONG)
 @pytest.mark.parametrize("trained", [(0,), (1, 3), (0, 1, 2, 3)])
 @pytest.mark.usefixtures("alone")
@@ -199,10 +306,6 @@ def test_gradients_with_and_without_the_dispatcher(name: str, trained: tuple[int
         of = [r for r in results if r.requires_grad]
         found = torch.autograd.grad(of, [tensors[k] for k in trained], [torch.sin(r) for r in of], allow_unused=True)
         return [*results, *found]
-
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return func(*args, **(kwargs or {}))
 
     mine = gradients()
     with Mode():

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from tilelink.ops.repeated import each
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from tilelink.ops.operator import Operator
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
+_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 
 
 def only_called(tensors: Sequence[torch.Tensor]) -> bool:
@@ -27,14 +27,29 @@ def only_called(tensors: Sequence[torch.Tensor]) -> bool:
         return False
     if forward_ad._current_level >= 0:
         return False
-    if has_torch_function(tensors) or is_in_torch_dispatch_mode() or torch._C._functorch.peek_interpreter_stack():
+    if has_torch_function(tensors) or torch._C._len_torch_dispatch_stack():
         return False
-    return all(type(t) in PLAIN and (t.is_cuda or t.is_cpu) for t in tensors)
+    if torch._C._functorch.peek_interpreter_stack():
+        return False
+    return all(type(t) in PLAIN and (t.is_cuda or t.is_cpu) and not _is_unusual(t) for t in tensors)
+
+
+def _is_unusual(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a tensor does not have its values, which the dispatcher knows: of a negated view, of zeros
+    that have no memory, of gradients that `is_grads_batched` maps over, of a nested tensor."""
+    return (
+        tensor.is_neg()
+        or tensor._is_zerotensor()
+        or torch._C._functorch.is_legacy_batchedtensor(tensor)
+        or tensor.is_nested
+    )
 
 
 def has_gradient(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a call with these tensors has a gradient."""
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    """Whether a call with these tensors has a gradient. Inside `__torch_dispatch__`, below autograd, it has none."""
+    if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
+        return False
+    return not torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOGRAD)
 
 
 class Differentiated(torch.autograd.Function):

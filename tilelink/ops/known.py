@@ -60,7 +60,7 @@ def key(operator: str, values: Iterable[Any]) -> Any:
             if not isinstance(v, torch.Tensor):
                 found.append(v)
             elif v.layout == torch.strided:
-                found += v.shape, v.stride(), v.dtype, v.device, v.data_ptr() % ALIGNED, v.is_neg()
+                found += v.shape, v.stride(), v.dtype, v.device, v.data_ptr() % ALIGNED
             else:
                 found += v.shape, v.layout, v.dtype, v.device
     return tuple(found)

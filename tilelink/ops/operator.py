@@ -24,7 +24,7 @@ from tilelink.ops.agreement import (
     agreed_machine,
     told_of_machine,
 )
-from tilelink.ops.checks import short
+from tilelink.ops.checks import OF_TENSORS, short
 from tilelink.ops.collectives import Members, Traced, group_named
 from tilelink.ops.eager import Differentiated, has_gradient, only_called
 from tilelink.ops.known import Known, key, known_calls
@@ -204,11 +204,12 @@ class Operator:
         self.call, self.group_at = call, self.names.index("group_name")
         self.backward = _backward(call, arguments)
         self.converted = [(at, CONVERTED[k]) for at, k in enumerate(arguments.values()) if k in CONVERTED]
+        self.tensors_at = [at for at, k in enumerate(arguments.values()) if k in OF_TENSORS]
 
     def __call__(self, **given: Any) -> Any:
         """Calls the operator with the arguments of the description, by name."""
         values = [given[n] for n in self.names]
-        if only_called(tensors := tensors_among(values)):
+        if only_called(tensors := tensors_among([values[at] for at in self.tensors_at])):  # lengths may be a tensor, too
             return self._eagerly(values, tensors)
         if not torch.compiler.is_compiling():
             self._check_tangents(given)

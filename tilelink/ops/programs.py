@@ -116,8 +116,9 @@ class Programs(Plain):
         return lane(self.members.group, device=like.device.type)
 
     def repeats(self, like: torch.Tensor) -> bool:
-        """Whether calls on the device of a tensor can be repeated the short way."""
-        return not _preparing and self.lane(like).repeats
+        """Whether calls on the device of a tensor can be repeated the short way. Makes no lane."""
+        made = _lanes.get(self.members.group, {}).get(like.device.type)
+        return not _preparing and made is not None and made.repeats
 
 
 @kept()
