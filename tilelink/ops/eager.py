@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
+_is_mapped = torch._C._functorch.is_legacy_batchedtensor  # by `is_grads_batched` of `torch.autograd.grad`
 
 
 def only_called(tensors: Sequence[torch.Tensor]) -> bool:
@@ -31,18 +32,12 @@ def only_called(tensors: Sequence[torch.Tensor]) -> bool:
         return False
     if torch._C._functorch.peek_interpreter_stack():
         return False
-    return all(type(t) in PLAIN and (t.is_cuda or t.is_cpu) and not _is_unusual(t) for t in tensors)
-
-
-def _is_unusual(tensor: torch.Tensor) -> bool:
-    """Whether the memory of a tensor does not have its values, which the dispatcher knows: of a negated view, of zeros
-    that have no memory, of gradients that `is_grads_batched` maps over, of a nested tensor."""
-    return (
-        tensor.is_neg()
-        or tensor._is_zerotensor()
-        or torch._C._functorch.is_legacy_batchedtensor(tensor)
-        or tensor.is_nested
-    )
+    for t in tensors:
+        if type(t) not in PLAIN or not (t.is_cuda or t.is_cpu):
+            return False
+        if t.is_neg() or t._is_zerotensor() or t.is_nested or _is_mapped(t):  # their memory has other values, or none
+            return False
+    return True
 
 
 def has_gradient(tensors: Sequence[torch.Tensor]) -> bool:
