@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,11 +24,11 @@ class LinearOperator(Operator):
     def for_user(self, group: Any, x: Any, weights: Any, biases: Any, **options: Any) -> Any:
         """Calls the operator: checks the types of arguments, finds the group, checks devices, casts to the dtype of
         `torch.autocast`. Of calls like an earlier one that can be repeated, nothing is checked."""
-        given = x, weights, biases, *options.values()
-        tensors = tensors_among(given)
+        tensors = tensors_among((x, weights, biases))
         members: Any = dist.group.WORLD if group is None else group
-        if options.get("lengths") is not None or not isinstance(members, dist.ProcessGroup) or not _is_simple(tensors):
+        if not isinstance(members, dist.ProcessGroup) or not _are_simple(tensors, options.values()):
             return self._checked_call(group, x, weights, biases, options)[0]
+        given = x, weights, biases, *options.values()
         calls, kind = known_calls(members), key(f"{self.call.name}, for users", (*given, *map(type, given)))
         try:
             known = calls.get(kind)
@@ -41,7 +41,7 @@ class LinearOperator(Operator):
                 return results
         results, values = self._checked_call(group, x, weights, biases, options)
         known = calls.get(key(self.call.name, values))
-        if known is not None and list(map(id, tensors_among(values))) == list(map(id, tensors)):
+        if known is not None and list(map(id, self.tensors_of(values))) == list(map(id, tensors)):
             calls.put(kind, known)
         return results
 
@@ -79,8 +79,13 @@ class LinearOperator(Operator):
             raise_everywhere(name_of_group(group), error, *given.values())
 
 
-def _is_simple(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a call with these tensors has no gradient, and torch does nothing for it but call the operator."""
-    if not tensors or not only_called(tensors) or preparing():
+SIMPLE = (type(None), bool, int, str)
+"""The types of options by which calls are looked up. Lengths are given in many forms, and compared when they are
+known."""
+
+
+def _are_simple(tensors: Sequence[torch.Tensor], options: Iterable[Any]) -> bool:
+    """Whether a call with these tensors and options has no gradient, and torch does nothing but call the operator."""
+    if not tensors or not only_called(tensors) or preparing() or not all(type(option) in SIMPLE for option in options):
         return False
     return not has_gradient(tensors) and not in_autocast(tensors[0])

@@ -209,7 +209,7 @@ class Operator:
     def __call__(self, **given: Any) -> Any:
         """Calls the operator with the arguments of the description, by name."""
         values = [given[n] for n in self.names]
-        if only_called(tensors := tensors_among([values[at] for at in self.tensors_at])):  # lengths may be a tensor, too
+        if only_called(tensors := self.tensors_of(values)):
             return self._eagerly(values, tensors)
         if not torch.compiler.is_compiling():
             self._check_tangents(given)
@@ -218,6 +218,10 @@ class Operator:
                 return self.evenly(*[given[n] for n in self.names if n != "lengths"])
             given["lengths"] = list(given["lengths"])
         return self.made(*[given[n] for n in self.names])
+
+    def tensors_of(self, values: Sequence[Any]) -> list[torch.Tensor]:
+        """The tensors among the values of arguments, also in lists. Lengths that are given as a tensor are none."""
+        return tensors_among([values[at] for at in self.tensors_at])
 
     def _eagerly(self, values: list[Any], tensors: Sequence[torch.Tensor]) -> Any:
         """Calls the operator past torch's dispatcher."""
