@@ -80,8 +80,8 @@ class LinearOperator(Operator):
 
 
 SIMPLE = (type(None), bool, int, str)
-"""The types of options by which calls are looked up. Lengths are given in many forms, and compared when they are
-known."""
+"""The types of options by which calls are looked up. Lengths may have many types: calls with lengths are looked up only
+after these were converted."""
 
 
 def _are_simple(tensors: Sequence[torch.Tensor], options: Iterable[Any]) -> bool:
