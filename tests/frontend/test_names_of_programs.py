@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import torch
 
 from tests.frontend.wrong import load
 from tests.kernels.gather_gemm import small_world
+from tilelink.backend.parameters import OF_TRITON
 from tilelink.errors import ArgumentError, DimensionError, NotUnderstoodError, ScheduleError
 
 SOURCE = """
@@ -72,6 +76,24 @@ def test_names_that_are_none(name: str, tmp_path: Path) -> None:
     if name != "put[0]":
         with pytest.raises(DimensionError, match="must be the name of a dimension"):
             load(tmp_path, SOURCE.replace('"M"', f'"{name}"'))
+
+
+OPTIONS = ["self", "grid", "warmup", "stream", "device", "debug", "num_warps", "arch"]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_kernel_has_no_parameter_that_is_called_like_an_option_of_triton(name: str, tmp_path: Path) -> None:
+    """Triton's `warmup` takes such an argument for the option, on every target but the CPU."""
+    module = load(tmp_path, SOURCE.replace("x: tk.Local", f"{name}: tk.Local").replace("(x, out)", f"({name}, out)"))
+    source = module.program.show("triton", module.schedule, world=2, M=40, K=20)
+    named = {a.arg for f in ast.walk(ast.parse(source)) if isinstance(f, ast.FunctionDef) for a in f.args.args}
+    assert f"{name}_1" in named and name not in named
+
+
+@pytest.mark.parametrize("compiler", ["nvidia.compiler.CUDAOptions", "amd.compiler.HIPOptions"])
+def test_all_options_of_triton_are_known(compiler: str) -> None:
+    module, options = compiler.rsplit(".", 1)
+    assert {f.name for f in fields(getattr(import_module(f"triton.backends.{module}"), options))} <= {*OF_TRITON}
 
 
 def test_results_lie_as_they_are_declared(tmp_path: Path) -> None:

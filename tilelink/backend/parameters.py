@@ -49,6 +49,16 @@ HEAPS, MULTICAST, RANK, SLOT, WORLD = OF_RUN
 WORKER, WORKERS, CONTROL, RUN, BEFORE = WORKING
 COUNTED = "counted"
 """Names that mean the same in all kernels."""
+OF_TRITON = (
+    "self", "grid", "warmup", "stream", "device", "device_type", "num_warps", "num_ctas", "num_stages", "warp_size",
+    "waves_per_eu", "maxnreg", "ptx_version", "ptx_options", "ir_override", "enable_fp_fusion", "enable_reflect_ftz",
+    "launch_cooperative_grid", "launch_pdl", "supported_fp8_dtypes", "deprecated_fp8_dot_operand_dtypes",
+    "default_dot_input_precision", "allowed_dot_input_precisions", "max_num_imprecise_acc_default", "extern_libs",
+    "debug", "backend_name", "sanitize_overflow", "arch", "instrumentation_mode", "allow_flush_denorm",
+    "matrix_instr_nonkdim", "kpack", "schedule_hint",
+)  # fmt: skip
+"""Keywords of Triton's launch and options of its compilers. A parameter of a kernel can't have such a name, because
+Triton would take the argument for the option."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,7 @@ class Names:
 
     def __init__(self, program: TileProgram, facts: Facts, imported: Iterable[str]) -> None:
         self.program, self.facts = program, facts
-        self.module = Scope(taken=[*imported, *OF_RUN, *WORKING, STAMPS, COUNTED])
+        self.module = Scope(taken=[*imported, *OF_RUN, *WORKING, STAMPS, COUNTED, *OF_TRITON])
         called = self.module.name(("kernel", ""), program.name)
         for suffix in ("_tables", "_publish", "_enter", "_leave"):
             self.module.name(("kernel", suffix), called + suffix)
