@@ -76,7 +76,8 @@ NAMES = [
         "number along what is cut",
         DimensionError,
         {NOTIFY: f"    a = x[3].load()  # <-\n{NOTIFY}"},
-        "dimension 0 of x, M, is spread over the ranks: it takes a range, which has a home, not the number 3",
+        "dimension 0 of x, M, is spread over the ranks: it takes a range, which has a home, not the number 3; write "
+        "t.M, a range of tk.steps, or tk.part(rank)",
     ),
     pair(
         "number in a view of what is cut",

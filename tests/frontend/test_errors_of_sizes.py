@@ -26,7 +26,7 @@ DIMENSIONS = [
         "range of another dimension",
         DimensionError,
         "a = weight[t].load()  # <-",
-        "dimension 0 of weight is K; it is given M[M_lo:+16], a range along M",
+        "dimension 0 of weight is K; it is given M[M_lo:+16], a range along M; write a range along K there, or `:`",
     ),
     tile(
         "dimension of another tensor",

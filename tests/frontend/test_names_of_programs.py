@@ -81,6 +81,11 @@ def test_names_that_are_none(name: str, tmp_path: Path) -> None:
 OPTIONS = ["self", "grid", "warmup", "stream", "device", "debug", "num_warps", "arch"]
 
 
+def test_two_dimensions_of_a_tensor_need_two_names(tmp_path: Path) -> None:
+    with pytest.raises(DimensionError, match=r"\('M', 'M'\) are 'M': give each dimension its own name, also if"):
+        load(tmp_path, SOURCE.replace('x: tk.Local("M", "K")', 'x: tk.Local("M", "M")'))
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_kernel_has_no_parameter_that_is_called_like_an_option_of_triton(name: str, tmp_path: Path) -> None:
     """Triton's `warmup` takes such an argument for the option, on every target but the CPU."""

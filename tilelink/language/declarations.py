@@ -82,7 +82,11 @@ def declared_dims(dims: tuple[Dim, ...], sharded: int | None, site: Site, contig
         if d != ranks and not (isinstance(d, str) and d.isidentifier() and d != RANKS_DIM):
             raise DimensionError(f"dimension {k}, {d!r}, must be the name of a dimension, or tk.ranks", site)
         if d in dims[:k]:
-            raise DimensionError(f"the dimensions {dims}: each must have another name", site)
+            raise DimensionError(
+                f"two of the dimensions {dims} are {d!r}: give each dimension its own name, also if their sizes are "
+                "equal",
+                site,
+            )
     if sharded is not None and (not 0 <= sharded < len(dims) or isinstance(dims[sharded], RanksWord)):
         raise DimensionError(f"axis {sharded} is not a named dimension of {dims}", site)
     if contiguous is not None and contiguous not in dims:

@@ -48,10 +48,11 @@ class Views(Source):
         for k, (dim, i) in enumerate(zip(tensor.dims, index, strict=False)):
             if isinstance(i, ir.Range) and i.dim != dim:
                 self.fail(DimensionError, node, f"dimension {k} of {tensor.name} is {dim}; it is given {i}, a range "
-                          f"along {i.dim}")
+                          f"along {i.dim}; write a range along {dim} there, or `:`")
             if isinstance(i, Expr) and k == tensor.sharded:
                 self.fail(DimensionError, node, f"dimension {k} of {tensor.name}, {dim}, is spread over the ranks: it "
-                          f"takes a range, which has a home, not the number {to_text(i)}")
+                          f"takes a range, which has a home, not the number {to_text(i)}; write t.{dim}, a range of "
+                          f"tk.steps, or tk.part(rank)")
             if isinstance(i, Expr):
                 self.one_entry(node, tensor, dim, i)
         index += [self.whole(tensor, k, node) for k in range(len(index), len(tensor.dims))]
