@@ -95,6 +95,7 @@ def test_a_kernel_has_no_parameter_that_is_called_like_an_option_of_triton(name:
     assert f"{name}_1" in named and name not in named
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("compiler", ["nvidia.compiler.CUDAOptions", "amd.compiler.HIPOptions"])
 def test_all_options_of_triton_are_known(compiler: str) -> None:
     module, options = compiler.rsplit(".", 1)

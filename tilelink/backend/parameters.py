@@ -55,10 +55,11 @@ OF_TRITON = (
     "launch_cooperative_grid", "launch_pdl", "supported_fp8_dtypes", "deprecated_fp8_dot_operand_dtypes",
     "default_dot_input_precision", "allowed_dot_input_precisions", "max_num_imprecise_acc_default", "extern_libs",
     "debug", "backend_name", "sanitize_overflow", "arch", "instrumentation_mode", "allow_flush_denorm",
-    "matrix_instr_nonkdim", "kpack", "schedule_hint",
+    "matrix_instr_nonkdim", "kpack", "schedule_hint", "llvm_fn_attrs", "wgp_cu_mode", "clc", "sched4reg",
+    "min_shared_mem", "fpsan_homomorphic_casts",
 )  # fmt: skip
-"""Keywords of Triton's launch and options of its compilers. A parameter of a kernel can't have such a name, because
-Triton would take the argument for the option."""
+"""Keywords of Triton's launch and options of its compilers, in all supported versions. A parameter of a kernel can't
+have such a name, because Triton would take the argument for the option."""
 
 
 @dataclass(frozen=True)
