@@ -62,8 +62,9 @@ class LinearOperator(Operator):
         if in_autocast(x):
             cast = cast_for(x)
             x, several, added = cast(x), [cast(w) for w in several], [cast(b) for b in added]
-        of_lists = (several, added) if first == "weights" else (several[0], added[0])
-        given = {**options, "x": x, first: of_lists[0], second: of_lists[1], "group_name": name}
+        given = {**options, "x": x, "weights": several, "biases": added, "group_name": name}
+        if first == "weight":
+            given |= {"weight": several[0], "bias": added[0]}
         with no_autocast(x):
             return self(**given), [given[n] for n in self.names]
 

@@ -18,12 +18,7 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from tilelink.errors import ArgumentError, MachineError, MachineMemoryError
-from tilelink.ops.agreement import (
-    agree,
-    agree_again,
-    agreed_machine,
-    told_of_machine,
-)
+from tilelink.ops.agreement import agree, agree_again, agreed_machine, told_of_machine
 from tilelink.ops.checks import OF_TENSORS, short
 from tilelink.ops.collectives import Members, Traced, group_named
 from tilelink.ops.eager import Differentiated, has_gradient, only_called
@@ -131,7 +126,8 @@ class Call:
     def __call__(self) -> Any:
         """Checks the call, compares it with the calls of the other ranks, and computes it. A call like an earlier one
         of the group is not checked again."""
-        given, members, device = dict(vars(self)), self.members, self.x.device
+        given = dict(vars(self))  # nothing is derived yet
+        members, device = self.members, self.x.device
         calls, kind = known_calls(members.group), key(self.name, given.values())
         known = calls.get(kind)
         if known is None:
@@ -248,10 +244,7 @@ class Operator:
 
     def setup(self, ctx: Any, values: Sequence[Any], results: Any) -> None:
         """Keeps in `ctx` what `backward` needs."""
-        ctx.set_materialize_grads(False)
-        made = self.call(*values)
-        made.check()
-        made.setup(ctx, results)
+        _setup(ctx, self.call(*values), results)
 
     def _check_tangents(self, given: Mapping[str, Any]) -> None:
         """Raises ArgumentError for tangents of forward-mode differentiation, which torch would drop silently."""
@@ -278,10 +271,7 @@ def _registered(call: type[Call], name: str, arguments: Mapping[str, str]) -> Ca
         return made.run(Plain(Traced.named(made.group_name)))
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.set_materialize_grads(False)
-        made = of(inputs)
-        made.check()
-        made.setup(ctx, output)
+        _setup(ctx, of(inputs), output)
 
     def computed(*given: Any, **named: Any) -> Any:
         return _no_views(of(given, **named)())
@@ -296,6 +286,13 @@ def _registered(call: type[Call], name: str, arguments: Mapping[str, str]) -> Ca
     if call.backward is not Call.backward:
         made.register_autograd(_backward(call, arguments), setup_context=setup)
     return made
+
+
+def _setup(ctx: Any, call: Call, results: Any) -> None:
+    """Keeps in `ctx` what the backward of a call needs."""
+    ctx.set_materialize_grads(False)
+    call.check()
+    call.setup(ctx, results)
 
 
 def _backward(call: type[Call], arguments: Iterable[str]) -> Backward:
