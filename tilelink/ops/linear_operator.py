@@ -23,7 +23,7 @@ class LinearOperator(Operator):
 
     def for_user(self, group: Any, x: Any, weights: Any, biases: Any, **options: Any) -> Any:
         """Calls the operator: checks the types of arguments, finds the group, checks devices, casts to the dtype of
-        `torch.autocast`. Of calls like an earlier one that can be repeated, nothing is checked."""
+        `torch.autocast`. A call like an earlier one is not checked again if that can be repeated."""
         tensors = tensors_among((x, weights, biases))
         members: Any = dist.group.WORLD if group is None else group
         if not isinstance(members, dist.ProcessGroup) or not _are_simple(tensors, options.values()):

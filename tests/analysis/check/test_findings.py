@@ -395,7 +395,7 @@ def test_a_claim_that_nobody_releases_comes_behind_its_cause() -> None:
     wait, claim = report.findings
     assert [f.kind for f in (wait, claim)] == ["lost signal"] * 2 and [f.tensor for f in (wait, claim)] == ["ring"] * 2
     assert lines(wait) == [line(ring_off_by_one, "turn_off_by_one", "tk.wait")]
-    assert "without .at(...)" in wait.remedy and wait.remedy.endswith("or wait for one that is notified")
+    assert wait.remedy.endswith("a view without .at(...) is on the rank that executes the tile")
     assert lines(claim) == [line_of(taken, "tk.claim")]
     assert claim.what.startswith("ring[s + 1, T[T_lo:+16], D[D_lo:+32]].at((rank + 1) % world): the claim waits for ")
     assert "the release of ring[ranks[0:1], T[0:16], D[0:32]], which had the same buffer before" in claim.what

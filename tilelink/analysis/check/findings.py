@@ -14,8 +14,8 @@ from tilelink.errors import Site, UnsafeProgramError
 SHOWN = 10
 """The most findings of a kind in a report. Each stands for all findings of its two source lines."""
 TELL_ALL = (
-    "notify, on every path, the stores to the region that is waited for, in the memory of the rank that waits (a view "
-    "without .at(...) is on the rank that executes the tile), or wait for one that is notified"
+    "notify, on every path, the stores to the region that is waited for, or wait for one that is notified; a view "
+    "without .at(...) is on the rank that executes the tile"
 )
 TELL_ONCE = "notify a region once, after the last store to it"
 COUNT_ALIKE = "let only ranks decide whether and how often a tile notifies, so that notifications can be counted"
