@@ -18,6 +18,7 @@ from tilelink.backend.targets import FORMS, TARGETS, Target
 from tilelink.errors import ResidencyError, ScheduleError, Site
 from tilelink.inspect.compile import compiled
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
+from tilelink.ops import rows_of_experts
 from tilelink.runtime.cuda.device import Kernel, load
 from tilelink.runtime.cuda.driver import Driver
 from tilelink.runtime.cuda.group import CudaGroup
@@ -155,6 +156,17 @@ def test_descriptors_of_peers_are_of_what_lies_in_their_heaps(
         assert first == second > 0, "at one place of both heaps"
         mine = by_name[f"{own}_blocks_64_by_64"].base.data_ptr()
         assert (mine in [x.data_ptr() for x, _ in calls]) == (own == "x")
+
+
+@pytest.mark.versions
+def test_kernels_that_lay_rows_out(triton: TritonDriver) -> None:
+    ids = torch.zeros(6, 2, dtype=torch.int32)
+    for given in (ids, ids.long()):
+        rows_of_experts.laid_out(given, 4, 2, 1, by_kernels=True)
+    rows_of_experts.met(ids, 4, 1, 0, 2, 12, by_kernels=True)
+    launched = [(name, grid) for name, grid, *_ in triton.launched]
+    assert launched[:2] == [("_lay_out", (5, 1, 1))] * 2
+    assert launched[2:] == [("_count", (4, 2, 1)), ("_lay_out", (3, 1, 1)), ("_meet", (1, 1, 1))]
 
 
 def test_other_alignments_are_other_kernels(triton: TritonDriver) -> None:

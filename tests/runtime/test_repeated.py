@@ -17,7 +17,7 @@ from bench.check import relative_rms
 from tests.ops.on_ranks import noted
 from tests.runtime.cuda_stand_in import StandIn
 from tilelink.errors import ArgumentError, ShapeError
-from tilelink.ops import known, programs
+from tilelink.ops import known, of_all_ranks, programs, rows_of_experts
 from tilelink.runtime.cuda.process_group import CudaProcessGroup
 
 SHORT = {
@@ -98,6 +98,19 @@ def test_calls_are_repeated(device: StandIn, name: str) -> None:
 @pytest.mark.parametrize("name", LONG)
 def test_calls_that_compute_by_torch_are_not(device: StandIn, name: str) -> None:
     assert noted_calls(device, LONG[name], 6) == (0 if name == "torch" else 6)
+    assert all(call.repeat is None for call in calls())
+
+
+def test_calls_that_launch_other_kernels_are_not(device: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch does not see these kernels."""
+    launched = list[str]()
+    monkeypatch.setattr(of_all_ranks.Route, "on_gpu", lambda self, path: True)
+    for kernel in (rows_of_experts._lay_out, rows_of_experts._count, rows_of_experts._meet):
+        monkeypatch.setattr(kernel, "run", lambda *given, of=kernel, **options: launched.append(of.__name__))
+    for plan in (None, "once"):
+        for _ in range(4):
+            ops.moe_routing(torch.zeros(3, 2, dtype=torch.int32), experts=2, plan=plan)
+    assert launched == 4 * ["_lay_out"] + 4 * ["_lay_out", "_count", "_lay_out", "_meet"]
     assert all(call.repeat is None for call in calls())
 
 

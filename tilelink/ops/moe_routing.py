@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.functional import pad
 
 from tilelink.errors import ArgumentError, ShapeError, Site, public
-from tilelink.ops import routed
 from tilelink.ops.agreement import raised_everywhere
 from tilelink.ops.checks import check_devices, check_integers, check_sizes, check_tensors
 from tilelink.ops.collectives import Members, name_of_group, world_of
-from tilelink.ops.of_all_ranks import gather_counts, route_once
+from tilelink.ops.of_all_ranks import route, route_once
 from tilelink.plans.layer_plans import is_once
 from tilelink.plans.names import TORCH
 from tilelink.plans.room import rows_at_most
@@ -39,8 +39,9 @@ class Once:
 class Routing:
     """A handle that says where the tokens of all ranks go. `counts`: int32 [experts of all ranks, world], rows of each
     expert from each rank, the same on every rank. A row is a token at one of its experts. `order`: int32 [rows], the
-    token of each row that this rank sends, by expert; `place`: int32 [tokens, top], the row of each choice of a token,
-    -1 without expert. If experts are cut into `slices`, each slice is an expert here: a token has top * slices of them.
+    token of each row that this rank sends, by expert, then -1; `place`: int32 [tokens, top], the row of each choice of
+    a token, -1 without expert. If experts are cut into `slices`, each slice is an expert here: a token has top * slices
+    of them.
 
     `order` and `place` have the length for the most tokens of any rank; this rank has `mine` tokens. `room`: how many
     rows of its experts each rank has room for. These rows lie by expert and then by source rank; padding of undefined
@@ -66,7 +67,7 @@ class Routing:
     def tokens(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the tokens (tokens, K) of this rank, padded with zeros to the most that a rank has."""
         more = len(self.place) - self.mine
-        return torch.nn.functional.pad(x, (0, 0, 0, more)) if more else x
+        return pad(x, (0, 0, 0, more)) if more else x
 
     def weights(self, weights: torch.Tensor | None) -> torch.Tensor | None:
         """Returns the weights of choices, (tokens, top * slices), in float32, padded as `tokens`; 0 without expert."""
@@ -113,34 +114,20 @@ def moe_routing(
     raised_everywhere(name, lambda: _check(topk_idx, *numbers), "arguments", topk_idx)
     if places is not None:
         topk_idx = placed(topk_idx, places, experts, Members.named(name).rank)
-    each, (mine, top) = experts * slices // world, topk_idx.shape
+    mine, top = topk_idx.shape
     tokens = mine if tokens is None else tokens
-    room = rows_at_most(world, tokens, top, each) if capacity is None else capacity
-    met, gathered = None, None
-    if is_once(plan):
-        ids = topk_idx.clamp(-2, experts).to(torch.int32)  # experts out of range stay out of range
-        ids = torch.nn.functional.pad(ids, (0, 0, 0, tokens - mine), value=-1)
-        gathered, token, at, choice, wanted = route_once(
-            x=ids, experts=experts, slices=slices, room=room, group_name=name, plan=None
-        )  # fmt: skip
-        met = Once(token, at, choice, None if slices == world else wanted)
-    topk_idx, experts, top = _slices_of(topk_idx.long(), experts, each, slices), experts * slices, top * slices
-    order, place = _order_and_place(topk_idx, experts, tokens)
-    if gathered is None:
-        counts = routed.counted(topk_idx.reshape(1, -1), experts, 1).view(1, experts)
-        gathered = gather_counts(x=counts, tokens=tokens, top=top, group_name=name, plan=torch_or_none(plan))
-    return Routing(gathered, order, place, mine, room, name, slices, met)
-
-
-def _order_and_place(ids: torch.Tensor, experts: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns `Routing.order` and `Routing.place`. `ids`: (tokens of this rank, top), experts; `tokens`: the most."""
-    (mine, top), flat = ids.shape, ids.reshape(-1)
-    there = (flat >= 0) & (flat < experts)
-    pairs = torch.where(there, flat, experts).argsort(stable=True)
-    place = torch.empty_like(pairs).scatter_(0, pairs, torch.arange(len(pairs), device=ids.device))
-    place = torch.where(there, place, -1).to(torch.int32).view(mine, top)
-    order, pad, more = (pairs // max(1, top)).to(torch.int32), torch.nn.functional.pad, tokens - mine
-    return pad(order, (0, more * top), value=-1), pad(place, (0, 0, 0, more), value=-1)
+    room = rows_at_most(world, tokens, top, experts * slices // world) if capacity is None else capacity
+    ids = topk_idx if topk_idx.dtype == torch.int32 else topk_idx.long()
+    ids = pad(ids, (0, 0, 0, tokens - mine), value=-1) if tokens > mine else ids
+    call = {"experts": experts, "slices": slices, "group_name": name, "plan": torch_or_none(plan)}
+    if not is_once(plan):
+        counts, order, place = route(x=ids, **call)
+        return Routing(counts, order, place, mine, room, name, slices)
+    if ids.dtype != torch.int32:
+        ids = ids.clamp(-2, experts).to(torch.int32)  # experts out of range stay out of range
+    counts, order, place, token, at, choice, wanted = route_once(x=ids, room=room, **call)
+    once = Once(token, at, choice, None if slices == world else wanted)
+    return Routing(counts, order, place, mine, room, name, slices, once)
 
 
 def torch_or_none(plan: str | None) -> str | None:
@@ -220,16 +207,3 @@ def check_slices(experts: int, slices: int, world: int) -> None:
     if experts < 1 or experts % (world // slices):
         parts = f"{world} ranks" if slices == 1 else f"{world // slices} parts of the ranks, {slices} in each"
         raise ArgumentError(f"{experts} experts; there must be as many on each of {parts}", Site.of_user())
-
-
-def _slices_of(ids: torch.Tensor, experts: int, each: int, slices: int) -> torch.Tensor:
-    """Returns (tokens, top * slices): all slices of each expert of (tokens, top), numbered rank by rank, `each` on a
-    rank. An expert out of range gives one number out of range, and -1."""
-    if slices == 1:
-        return ids
-    known = (ids >= 0) & (ids < experts)
-    first = ids // each * (each * slices) + ids % each
-    every = first[..., None] + each * torch.arange(slices, device=ids.device)
-    wrong = torch.where(ids < 0, ids, ids + experts * (slices - 1))[..., None]
-    wrong = torch.cat([wrong, torch.full_like(wrong, -1).expand(*ids.shape, slices - 1)], -1)
-    return torch.where(known[..., None], every, wrong).reshape(len(ids), ids.shape[1] * slices)

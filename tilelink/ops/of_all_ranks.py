@@ -10,51 +10,57 @@ import torch
 
 from tilelink.errors import ShapeError
 from tilelink.kernels.dispatch import dispatch
-from tilelink.ops import routed
 from tilelink.ops.experts_call import OfExperts
 from tilelink.ops.operator import Operator
 from tilelink.ops.plain import Plain
+from tilelink.ops.programs import Programs
+from tilelink.ops.rows_of_experts import laid_out, met
 from tilelink.runtime.agreement import TOKENS
 
 
 @dataclass
-class GatherCounts(OfExperts):
-    """Gathers the counts of all ranks to (experts of all ranks, world). `x`: (1, experts of all ranks), the counts of
-    this rank; `tokens`: the most that a rank has, each at `top` experts."""
+class Route(OfExperts):
+    """Computes where the tokens of a rank go. `x`: integers (tokens, top), the experts of this rank's tokens, -1 for
+    none, as many tokens on every rank. Returns counts, order and place of `tilelink.ops.moe_routing.Routing`."""
 
-    name = "gather_counts"
-    results = "Tensor"
+    name = "route"
+    results = "(Tensor, Tensor, Tensor)"
     program = dispatch
 
     x: torch.Tensor
-    tokens: int
-    top: int
+    experts: int
+    slices: int
     group_name: str
     plan: str | None
 
     def check(self) -> None:
-        if self.x.dtype != torch.int32 or self.x.dim() != 2 or len(self.x) != 1 or self.x.shape[1] % self.members.world:
+        if self.x.dtype not in (torch.int32, torch.int64) or self.x.dim() != 2:
             raise ShapeError(
-                f"counts have shape {tuple(self.x.shape)}; "
-                f"it must be (1, experts), as many on each of {self.members.world} ranks"
+                f"experts of tokens are {self.x.dtype} {tuple(self.x.shape)}; they must be int32 or int64 (tokens, top)"
             )
 
     def told(self) -> Mapping[str, Any]:
-        return {"experts": self.x.shape[1], "top": self.top, TOKENS: self.tokens}
+        tokens, top = self.x.shape
+        return {"experts": self.experts, "slices": self.slices, TOKENS: tokens, "top": top}
 
-    def run(self, path: Plain) -> torch.Tensor:
-        return path.all_gather(self.x, [1] * self.members.world)().T.contiguous()
+    def on_gpu(self, path: Plain) -> bool:
+        """Whether Triton's kernels compute this."""
+        return isinstance(path, Programs) and self.x.is_cuda
+
+    def run(self, path: Plain) -> tuple[torch.Tensor, ...]:
+        world = self.members.world
+        each = self.experts * self.slices // world
+        mine, order, place = laid_out(self.x, self.experts, each, self.slices, self.on_gpu(path))
+        return path.all_gather(mine[None], [1] * world)().T.contiguous(), order, place
 
 
 @dataclass
-class RouteOnce(OfExperts):
-    """Computes where the tokens of all ranks go. `x`: (tokens, top) in int32, the experts of this rank's tokens, -1 for
-    none, as many tokens on every rank; `room`: for rows of a rank's experts. Returns counts, (experts of all ranks,
-    world), and token, at, choice and wanted of `tilelink.ops.moe_routing.Once`."""
+class RouteOnce(Route):
+    """Computes where the tokens of all ranks go. `x`: as in `Route`, in int32; `room`: for rows of a rank's experts.
+    Returns counts, order and place, and token, at, choice and wanted of `tilelink.ops.moe_routing.Once`."""
 
     name = "route_once"
-    results = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
-    program = dispatch
+    results = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 
     x: torch.Tensor
     experts: int
@@ -63,22 +69,16 @@ class RouteOnce(OfExperts):
     group_name: str
     plan: str | None
 
-    def check(self) -> None:
-        if self.x.dtype != torch.int32 or self.x.dim() != 2:
-            raise ShapeError(
-                f"experts of tokens are {self.x.dtype} {tuple(self.x.shape)}; they must be int32 (tokens, top)"
-            )
-
     def told(self) -> Mapping[str, Any]:
-        tokens, top = self.x.shape
-        said = {TOKENS: tokens, "top": top, "room": self.room}
-        return {"experts": self.experts, "slices": self.slices, **said}
+        return {**super().told(), "room": self.room}
 
     def run(self, path: Plain) -> tuple[torch.Tensor, ...]:
-        members, tokens = path.members, len(self.x)
-        ids = path.all_gather(self.x, [tokens] * members.world)().long()
-        counts = routed.counted(ids.reshape(members.world, -1), self.experts, self.slices)
-        return counts, *routed.met(ids, self.experts, self.slices, members.rank, members.world, self.room)
+        members, on_gpu = self.members, self.on_gpu(path)
+        each = self.experts * self.slices // members.world
+        _, order, place = laid_out(self.x, self.experts, each, self.slices, on_gpu)
+        ids = path.all_gather(self.x, [len(self.x)] * members.world)()
+        counts, *once = met(ids, self.experts, self.slices, members.rank, members.world, self.room, on_gpu)
+        return counts, order, place, *once
 
 
 @dataclass
@@ -125,5 +125,5 @@ class SumOfWeights(GatherWeights):
         return {"x": gather_weights(x=grads[0].contiguous(), **ctx.call)}
 
 
-gather_counts, route_once = Operator(GatherCounts), Operator(RouteOnce)
+route, route_once = Operator(Route), Operator(RouteOnce)
 gather_weights, sum_of_weights = Operator(GatherWeights), Operator(SumOfWeights)

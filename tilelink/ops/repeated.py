@@ -101,6 +101,13 @@ class Watch(TorchDispatchMode):
         return Repeat(group.allocate, again, tuple((t.shape, t.dtype) for t in self.made), tuple(views), given, found)
 
 
+def computing() -> None:
+    """Tells a `Watch` that a call computes something by a kernel that is no program."""
+    watch = _get_current_dispatch_mode()
+    if isinstance(watch, Watch):
+        watch.computed = True
+
+
 def called(group: Group, call: Call) -> None:
     """Calls a program, also for a `Watch`."""
     watch = _get_current_dispatch_mode()

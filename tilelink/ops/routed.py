@@ -102,42 +102,6 @@ def weight_of_rows(weights: torch.Tensor, at: torch.Tensor, room: int) -> torch.
     return made.index_copy(0, torch.where(at < 0, room, at).long().flatten(), weights.flatten())[:room]
 
 
-def counted(ids: torch.Tensor, experts: int, slices: int) -> torch.Tensor:
-    """Returns int32 (experts of all ranks, world): rows of each expert from each rank. `ids`: experts, (world, tokens *
-    top). A slice is an expert. If a rank has ids out of range, its first count is minus their number."""
-    world = len(ids)
-    there = (ids >= 0) & (ids < experts)
-    places = torch.arange(world, device=ids.device)[:, None] * (experts + 1) + torch.where(there, ids, experts)
-    found = torch.zeros(world * (experts + 1), dtype=torch.int32, device=ids.device)
-    found = found.scatter_add(0, places.flatten(), torch.ones_like(places, dtype=torch.int32).flatten())
-    parts = world // slices
-    counts = found.view(world, experts + 1)[:, :experts].T.reshape(parts, 1, experts // parts, world)
-    counts = counts.expand(parts, slices, experts // parts, world).reshape(experts * slices, world)
-    wrong = ((ids < -1) | (ids >= experts)).sum(1).to(torch.int32)
-    return torch.cat([torch.where(wrong > 0, -wrong, counts[0])[None], counts[1:]])
-
-
-def met(
-    ids: torch.Tensor, experts: int, slices: int, rank: int, world: int, room: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns token, at, choice and wanted of a rank, as in `tilelink.ops.moe_routing.Once`. `ids`: (tokens of all
-    ranks, top), the experts of all tokens."""
-    (every, top), each, parts = ids.shape, experts * slices // world, torch.arange(world, device=ids.device) // slices
-    tokens = every // world
-    homes = torch.where((ids >= 0) & (ids < experts), ids // each, -1)
-    mine = homes == rank // slices
-    pairs = torch.where(mine, ids % each, each).flatten().argsort(stable=True)  # by expert, source, token and choice
-    row = torch.empty_like(pairs).scatter_(0, pairs, torch.arange(len(pairs), device=ids.device)).view_as(ids)
-    choice = (~mine).to(torch.int8).argsort(dim=1, stable=True)
-    here = mine.gather(1, choice)
-    at = torch.where(here, row.gather(1, choice), -1).to(torch.int32)
-    token = (pairs // max(1, top) % max(1, tokens)).to(torch.int32)[:room]
-    token = torch.nn.functional.pad(token, (0, room - len(token)))
-    own = homes[rank * tokens : (rank + 1) * tokens]
-    wanted = torch.where((own[:, :, None] == parts).any(1), 0, -1).to(torch.int32)
-    return token, at, torch.where(here, choice, -1), wanted
-
-
 def multiplied(path: Plain, rows: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Returns rows @ weight[e].T for the rows of each expert e of this rank, then zeros. `weight`: (experts, N, K)."""
     out = rows.new_zeros(len(rows), weight.shape[1])
