@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tilelink.frontend.kept import Kept
 from tilelink.ops.repeated import Repeat
-from tilelink.plans.names import Plan
+from tilelink.plans.names import AUTO, Plan
 
 BACKEND = "TILELINK_BACKEND"
 """The environment variable that says who computes: see `tilelink.ops.programs.path_of`."""
@@ -21,6 +21,8 @@ MACHINE = "TILELINK_MACHINE"
 """The environment variable with the machine: a name of `tilelink machine list`, or the path of a description."""
 ALIGNED = 16
 """Bytes. Triton compiles a kernel for addresses that are multiples of this, and another one for other addresses."""
+SEVERAL = (list, tuple)
+"""The types of arguments with several values."""
 KEPT_CALLS = 512
 """How many kinds of calls are kept of a group: the ones made last."""
 
@@ -50,15 +52,17 @@ def known_calls(group: dist.ProcessGroup) -> Kept[Any, Known]:
 def key(operator: str, values: Iterable[Any]) -> Any:
     """The key of a call of an operator with these values of its arguments. Calls with equal keys are alike in all that
     is checked, compared, planned and compiled. The environment counts, too: it can say who computes, and for which
-    machine plans are chosen."""
-    found: list[Any] = [operator, _said(BACKEND), _said(MACHINE)]
+    machine "auto" chooses a plan."""
+    found: list[Any] = [operator, _said(BACKEND)]
     for value in values:
-        several = isinstance(value, list | tuple)
+        several = isinstance(value, SEVERAL)
         if several:
             found.append(len(value))
         for v in value if several else (value,):
             if not isinstance(v, torch.Tensor):
                 found.append(v)
+                if type(v) is str and v == AUTO:
+                    found.append(_said(MACHINE))
             elif v.layout == torch.strided:
                 found += v.shape, v.stride(), v.dtype, v.device, v.data_ptr() % ALIGNED
             else:

@@ -73,7 +73,8 @@ class Routing:
         """Returns the weights of choices, (tokens, top * slices), in float32, padded as `tokens`; 0 without expert."""
         if weights is None:
             return None
-        each = weights.float().repeat_interleave(self.slices, 1)
+        each = weights.float()
+        each = each.repeat_interleave(self.slices, 1) if self.slices > 1 else each
         each = torch.where(self.place[: self.mine] >= 0, each, 0)
         return self.tokens(each)
 
