@@ -232,6 +232,10 @@ class DtypeError(TileLinkError):
     """A dtype that an operation does not take, or dtypes that can't be combined."""
 
 
+class IntegerError(TileLinkError):
+    """An integer that a kernel can't compute at these sizes: it may leave 32 bits, or its divisor may be 0."""
+
+
 class RankError(TileLinkError):
     """A rank outside the world."""
 

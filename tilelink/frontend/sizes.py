@@ -14,6 +14,7 @@ import numpy as np
 from tilelink.errors import DimensionError, RankError, ScheduleError, Site, TileSizeError, WorldError, listed
 from tilelink.frontend.arithmetic import evaluate
 from tilelink.frontend.expressions import PER_NODE, WORLD, of_dim, parts_of
+from tilelink.frontend.integers import MAX_COUNT, check_integers
 from tilelink.frontend.ir import RANKS_DIM, For, Role, Tensor, TileProgram, walk
 from tilelink.frontend.kept import hashed_once, kept
 from tilelink.frontend.routes import Integers, Routing
@@ -23,9 +24,6 @@ from tilelink.frontend.tables import Table
 from tilelink.language import RouteWord
 
 MAX_WORLD = 1024
-MAX_COUNT = 2**30
-"""The most elements along a dimension, and the most tiles of a role on a rank. Kernels count both in 32 bits, to the
-end of the last block."""
 
 
 @hashed_once
@@ -59,7 +57,7 @@ class Sizes:
         its rows, rows that are sent need no size, and there is room for exactly these rows. If rows are not `counted`,
         their sizes are the room for them. Integers that say which rows are moved may be given by tensor, too: for the
         whole tensor, or for all ranks if each rank has its own. `per_node`: by default, all ranks are on one node.
-        Raises WorldError, DimensionError, TileSizeError, ScheduleError."""
+        Raises WorldError, DimensionError, TileSizeError, ScheduleError, IntegerError."""
         site = Site.of_user()
         check_world(world)
         dims: dict[str, int] = {}
@@ -93,6 +91,7 @@ class Sizes:
             made.check(program)
         except (ScheduleError, TileSizeError) as e:
             raise e.because_of("the schedule", program.schedule_site) from None
+        check_integers(program, made)
         return made
 
     def check(self, program: TileProgram) -> None:

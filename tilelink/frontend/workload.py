@@ -23,9 +23,10 @@ import sympy
 from tilelink.errors import ScheduleError, TileSizeError
 from tilelink.frontend.arithmetic import evaluate
 from tilelink.frontend.expressions import RANK, Expr, ceil_div, floor_div, larger, own, smaller, symbol
+from tilelink.frontend.integers import MAX_COUNT
 from tilelink.frontend.ir import Role, TileProgram
 from tilelink.frontend.routed_walk import TURN as PIECE
-from tilelink.frontend.sizes import MAX_COUNT, Sizes
+from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.walk import NUMBER
 
 TURN = own("turn_taken")
