@@ -88,13 +88,33 @@ ORDER = tk.order(lambda step, rank, world: step)
         (lambda: tk.Epilogue(), "missing 1 required positional argument"),
         (lambda: tk.Schedule(gather=3), "gather=3 is not a resource"),
         (lambda: tk.grouped(0), "a group of 0 rows"),
+        (lambda: tk.grouped("a"), "a group of 'a' rows: it must be at least 1"),
+        (lambda: tk.grouped(2, 3), "order 3: make an order of a function by tk.order(function)"),
+        (lambda: tk.grouped(2, "ring"), "order 'ring': an order is an object, not a name; write tk.ring"),
         (lambda: tk.columns_first(0), "0 columns at a time"),
+        (lambda: tk.columns_first("a"), "'a' columns at a time: it must be at least 1"),
+        (lambda: tk.columns_first(2, 3), "order 3: make an order"),
+        (lambda: tk.ranks_first(3), "order 3: make an order"),
+        (lambda: tk.order(3), "3 as an order: it is a function (step, rank, world) -> part"),
+        (lambda: tk.order(lambda step, rank, world: step, group=0.5), "a group of 0.5 rows"),
+        (lambda: tk.Order("mine", 3), "3 as an order"),
+        (lambda: tk.Local(), 'a tensor has at least one dimension: name it, such as "M"'),
+        (lambda: tk.Sharded(), "a tensor has at least one dimension"),
+        (lambda: tk.Each(), "missing 1 required positional argument: 'declared'"),
+        (
+            lambda: tk.Each(tk.Each(tk.Sharded("M", "K", axis=1, contiguous="M"))),
+            "tk.Each(tk.Each(tk.Sharded('M', 'K', axis=1, contiguous='M'))): a list of tensors",
+        ),
+        (lambda: tk.Each(tk.Route("S", "R", "E")), "tk.Each(tk.Route('S', 'R', 'E')): a list of tensors"),
+        (lambda: tk.program(3), "3 is no function of Python: @tk.program stands on a function written with def"),
+        (lambda: all_gather(torch.ones(2, 2)), "all_gather runs on a rank of a group; group= is missing"),
+        (lambda: all_gather.prepare(torch.ones(2, 2), group=3), "runs on a rank of a group; group= is of type int"),
         (lambda: SharedColwiseParallel(), "the linears that share their input are named one by one"),
         (lambda: ExpertParallel(cut="rows"), "cut='rows'; there are experts, hidden"),
         (lambda: ExpertParallel(rows=1), "unexpected keyword argument 'rows'"),
     ],
 )
-def test_tracebacks_of_constructors_end_where_they_were_called(make: Callable[[], object], said: str) -> None:
+def test_tracebacks_of_wrong_arguments_end_where_they_were_given(make: Callable[[], object], said: str) -> None:
     with pytest.raises(TileLinkError) as error:
         make()
     assert said in error.value.message

@@ -254,7 +254,7 @@ SCHEDULES = [
         "name of an order",
         ScheduleError,
         f"tk.Schedule(gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE}, order='ring'))  # <-",
-        "order='ring': an order is an object, not a name; write order=tk.ring",
+        "order 'ring': an order is an object, not a name; write tk.ring",
     ),
     schedule(
         "name that is much like an order's",

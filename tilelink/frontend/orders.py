@@ -9,7 +9,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from tilelink.errors import ScheduleError, Site, public
+from tilelink.errors import ScheduleError, Site, public, public_class, similar
 from tilelink.frontend.arithmetic import evaluate, to_text
 from tilelink.frontend.expressions import RANK, WORLD, Expr, own, without_fractions
 from tilelink.frontend.kept import kept
@@ -18,6 +18,12 @@ STEP = own("step")
 PartOrder = Callable[[Any, Any, Any], Any]
 
 
+def natural(number: Any) -> bool:
+    """Whether it is an integer of at least 1 that kernels can count to."""
+    return isinstance(number, int) and not isinstance(number, bool) and 1 <= number < 1 << 31
+
+
+@public_class
 @dataclass(frozen=True, repr=False)
 class Order:
     """The order in which a worker set walks the tiles of a role. The library has four, counted modulo the world:
@@ -42,6 +48,14 @@ class Order:
     group: int = 1
     columns: int = 0
     by_rank: bool = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.parts) and self.parts is not None:
+            raise ScheduleError(
+                f"{self.parts!r} as an order: it is a function (step, rank, world) -> part", Site.of_user()
+            )
+        if not natural(self.group):
+            raise ScheduleError(f"a group of {self.group!r} rows: it must be at least 1", Site.of_user())
 
     def part_at(self, step: Expr, rank: Expr = RANK, world: Expr = WORLD) -> Expr:
         """The symbolic part at a step."""
@@ -97,16 +111,26 @@ few rows a rank: together they fill a tile, and a block of a weight is read once
 LIBRARY = {o.name: o for o in (own_rank_first, next_rank_first, ring, across_parts)}
 
 
+@public
 def order(parts: PartOrder, *, group: int = 1) -> Order:
     """An order from a function `(step, rank, world) -> part`; see `Order`. Can be used as a decorator."""
     return Order(getattr(parts, "__name__", "order"), parts, group)
 
 
+def check_order(given: Any, site: Site) -> None:
+    """Raises ScheduleError for what is no order."""
+    if isinstance(given, str):
+        named = {o.name: o for o in (own_rank_first, next_rank_first, ring)}
+        said = f"write tk.{given}" if given in named else f"ours are {', '.join(f'tk.{n}' for n in named)}"
+        raise ScheduleError(f"order {given!r}: an order is an object, not a name; {said}{similar(given, named)}", site)
+    if not isinstance(given, Order):
+        raise ScheduleError(f"order {given!r}: make an order of a function by tk.order(function)", site)
+
+
 @public
 def grouped(group: int, parts: Order = own_rank_first) -> Order:
     """The order `parts`, with the tiles of each part (across parts: all tiles) walked in groups of `group` rows."""
-    if group < 1:
-        raise ScheduleError(f"a group of {group} rows: it must be at least 1", Site.of_user())
+    check_order(parts, Site.of_user())
     return replace(parts, group=group)
 
 
@@ -114,13 +138,16 @@ def grouped(group: int, parts: Order = own_rank_first) -> Order:
 def columns_first(columns: int, parts: Order = own_rank_first) -> Order:
     """The order `parts`, with `columns` tiles of columns of all ranks, experts and rows before the next columns. The
     first columns of all rows are thus made early (COMET, arXiv 2502.19811, section 3)."""
-    if columns < 1:
-        raise ScheduleError(f"{columns} columns at a time: it must be at least 1", Site.of_user())
+    check_order(parts, Site.of_user())
+    if not natural(columns):
+        raise ScheduleError(f"{columns!r} columns at a time: it must be at least 1", Site.of_user())
     return replace(parts, columns=columns, group=1)
 
 
+@public
 def ranks_first(parts: Order = own_rank_first) -> Order:
     """The order `parts` over a route, with the rows of one rank for all experts before the rows of the next rank. A
     role over experts takes a tile with the last rank that has rows in it. It thus makes tiles whose rows are here while
     rows of other ranks travel (COMET, arXiv 2502.19811, section 3)."""
+    check_order(parts, Site.of_user())
     return replace(parts, by_rank=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 from tilelink.errors import ScheduleError, Site, TileSizeError, listed, public, public_class, similar
-from tilelink.frontend.orders import Order, next_rank_first, own_rank_first, ring
+from tilelink.frontend.orders import Order, check_order, natural, own_rank_first
 from tilelink.language import launched
 
 VIAS = ("load-store", "tma", "multicast")
@@ -297,17 +297,7 @@ def _check_walk(tile: Any, order: Any, site: Site) -> None:
     for size in tile:
         if size is not None and not power_of_two(size):
             raise TileSizeError(f"tile {tile}: {size!r} is not a power of two", site)
-    if isinstance(order, str):
-        named = {o.name: o for o in (own_rank_first, next_rank_first, ring)}
-        said = f"write order=tk.{order}" if order in named else f"ours are {', '.join(f'tk.{n}' for n in named)}"
-        raise ScheduleError(f"order={order!r}: an order is an object, not a name; {said}{similar(order, named)}", site)
-    if not isinstance(order, Order):
-        raise ScheduleError(f"order {order!r}: make an order of a function by tk.order(function)", site)
-
-
-def natural(number: Any) -> bool:
-    """Whether it is an integer of at least 1 that kernels can count to."""
-    return isinstance(number, int) and not isinstance(number, bool) and 1 <= number < 1 << 31
+    check_order(order, site)
 
 
 def power_of_two(size: Any) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from tilelink.errors import DimensionError, NotUnderstoodError, Site, similar
+from tilelink.errors import DimensionError, NotUnderstoodError, Site, public, similar
 
 
 def only_in_tile_functions(word: str) -> NoReturn:
@@ -49,7 +49,17 @@ class Declared:
     route: RouteWord | None = None
     dtype: Any = None
 
+    def __repr__(self) -> str:
+        """As the user writes it: "tk.Sharded('M', 'N', axis=1)"."""
+        if self.route is not None:
+            return repr(self.route)
+        said = [repr(d) for d in self.dims] + ([f"axis={self.sharded}"] if self.sharded else [])
+        said += [f"contiguous={self.dims[self.contiguous]!r}"] if self.contiguous >= 0 else []
+        said += [f"dtype={self.dtype}"] if self.dtype is not None else []
+        return f"tk.{'Local' if self.sharded is None else 'Sharded'}({', '.join(said)})"
 
+
+@public
 def Local(*dims: Dim, contiguous: Dim | None = None, dtype: Any = None) -> Declared:
     """A separate tensor on every rank: `tk.Local("K", "N")`. Raises DimensionError.
 
@@ -61,6 +71,7 @@ def Local(*dims: Dim, contiguous: Dim | None = None, dtype: Any = None) -> Decla
     return replace(declared_dims(dims, None, Site.of_user(), contiguous), dtype=dtype)
 
 
+@public
 def Sharded(*dims: Dim, axis: int = 0, contiguous: Dim | None = None, dtype: Any = None) -> Declared:
     """A tensor cut along dimension `axis` over the ranks; each element has one home. `contiguous` and `dtype` as in
     `Local`. Raises DimensionError."""
@@ -78,6 +89,8 @@ def Route(sent: str, rows: str, experts: str) -> Declared:
 
 def declared_dims(dims: tuple[Dim, ...], sharded: int | None, site: Site, contiguous: Dim | None = None) -> Declared:
     """A declaration with these dimensions, which are checked. Raises DimensionError."""
+    if not dims:
+        raise DimensionError('a tensor has at least one dimension: name it, such as "M"', site)
     for k, d in enumerate(dims):
         if d != ranks and not (isinstance(d, str) and d.isidentifier() and d != RANKS_DIM):
             raise DimensionError(f"dimension {k}, {d!r}, must be the name of a dimension, or tk.ranks", site)

@@ -12,10 +12,11 @@ from typing import Any
 
 import triton
 
-from tilelink.errors import ArgumentError, DimensionError, NotUnderstoodError, Site, similar
+from tilelink.errors import ArgumentError, DimensionError, NotUnderstoodError, Site, public_class, similar
 from tilelink.language.declarations import Declared
 
 
+@public_class
 @dataclass(frozen=True)
 class Each:
     """A list of tensors with one declaration: `tk.Each(tk.Local("K", "N"))`. If only lists have a dimension, each
@@ -28,6 +29,9 @@ class Each:
             raise DimensionError(
                 f"tk.Each({self.declared!r}): a list of tensors, tk.Local(...) or tk.Sharded(...)", Site.of_user()
             )
+
+    def __repr__(self) -> str:
+        return f"tk.Each({self.declared!r})"
 
 
 @dataclass(frozen=True)

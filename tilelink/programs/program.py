@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tilelink.errors import ArgumentError, NotUnderstoodError, ScheduleError, Site, TileSizeError, listed, public
 from tilelink.frontend.binding import bind
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from tilelink.backend.lower import Lowered
     from tilelink.backend.targets import Target
 
+_UNNAMED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+"""The kinds of parameters that a program can't have, because it gets its tensors by name."""
 KEPT_SCHEDULES = 256
 """The number of tile programs, and of variants, that a program keeps; it drops those that were used longest ago."""
 
@@ -39,10 +42,19 @@ class Program:
     results are then lists, too. `variant`: the number of members of lists, and the given functions; see `of`."""
 
     def __init__(self, function: Callable[..., None], variant: Variant = Variant()) -> None:  # noqa: B008  # frozen
+        if not isinstance(function, FunctionType):
+            message = f"{function!r} is no function of Python: @tk.program stands on a function written with def"
+            raise NotUnderstoodError(message, Site.of_user())
         self.function, self.name, self.variant = function, function.__name__, variant
         self.__doc__ = function.__doc__
         self.file = inspect.getsourcefile(function) or "<unknown>"
         self.site = Site(self.file, function.__code__.co_firstlineno, f"def {self.name}")
+        for p in (p for p in inspect.signature(function).parameters.values() if p.kind in _UNNAMED):
+            raise NotUnderstoodError(
+                f"{self.name} has the parameter {p}: each tensor of a program has a name of its own; a list of tensors "
+                f"is declared {p.name}: tk.Each(tk.Local(...))",
+                self.site,
+            )
         for name in (n for n in inspect.signature(function).parameters if n in CALL_OPTIONS):
             options = ", ".join(f"{n}=" for n in CALL_OPTIONS)
             raise NotUnderstoodError(
@@ -352,7 +364,8 @@ class Program:
         """Runs the program on the calling rank of `group`, and returns its results. Options: tensors by name; `parts`,
         the lengths of each rank's shard by dimension; `slot`, the copy of buffers and signals (default: in turn);
         `timed`, whether workers record times, the same on all ranks (see `timeline` of the kinds of worlds)."""
-        return group.call(self._call(tensors, schedule, group, options))
+        call = self._call(tensors, schedule, group, options)
+        return group.call(call)
 
     @public
     def prepare(
@@ -360,13 +373,21 @@ class Program:
     ) -> None:
         """Does the one-time work of a call like this, on every rank of `group`, without a launch; see
         `tilelink.runtime.group.Group.prepare_call`. The call may then be captured in a CUDA graph."""
-        group.prepare_call(self._call(tensors, schedule, group, options))
+        call = self._call(tensors, schedule, group, options)
+        group.prepare_call(call)
+
+    def __getitem__(self, space: Any) -> NoReturn:
+        raise NotUnderstoodError(
+            f"{self.name}[...]: {self.name} is a program, and tile functions are launched like this; a tile function "
+            "of the same name needs another one",
+            Site.of_user(),
+        )
 
     def _call(self, tensors: tuple[Any, ...], schedule: Any, group: Any, options: Mapping[str, Any]) -> Call:
         """Raises ScheduleError or ArgumentError if the schedule or the group has a wrong type."""
         check_schedule(schedule)
         if not hasattr(group, "call"):
-            what = "missing" if group is None else f"a {type(group).__name__}"
+            what = "missing" if group is None else f"of type {type(group).__name__}"
             raise ArgumentError(
                 f"{self.name} runs on a rank of a group; group= is {what}. CpuWorld.run(function) passes it to "
                 "function; tilelink.group(process_group) makes it for a group of torch.distributed",
@@ -378,6 +399,7 @@ class Program:
         return f"<program {self.name} of {self.file}>"
 
 
+@public
 def program(function: Callable[..., None]) -> Program:
     """Declares a program: a function that makes buffers and launches tile functions over tile spaces.
 
