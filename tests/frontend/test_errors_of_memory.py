@@ -41,8 +41,15 @@ MEMORY = [
     tile("load by tl", ViewError, "out[t].store(tl.load(x))  # <-", "tl.load", "outside of views", "view.load()"),
     tile("atomics", ViewError, "tl.atomic_add(x, 1)  # <-", "tl.atomic_add", "tk.notify"),
     tile("descriptor", ViewError, "tl.make_tensor_descriptor(x, [1], [1], [1])  # <-", "tl.make_tensor_descriptor"),
-    tile("tensor in arithmetic", ViewError, "a = x + 1  # <-", "x and 1", ".load()"),
-    tile("view in arithmetic", ViewError, "a = x[t.rows] * 2.0  # <-", "x[M[M_lo:+16], K]", ".load()"),
+    tile("tensor in arithmetic", ViewError, "a = x + 1  # <-", "x + 1 is", "x is a tensor", "x[...].load()"),
+    tile(
+        "view in arithmetic", ViewError, "a = x[t.rows] * 2.0  # <-",
+        "x[t.rows] * 2.0 is not understood; x[t.rows] is a view: its elements are x[t.rows].load()",
+    ),
+    tile(
+        "view of a row in arithmetic", ViewError, "a = x[t.rows, 0] + 1  # <-",
+        "its elements are x[t.rows, 0].load(), and an index that picks rows takes it as it is",
+    ),
     tile("tensor given to tl", ViewError, "a = tl.exp(x)  # <-", "x is used as if it were a block"),
     tile("view given to tl", ViewError, "a = tl.exp(x[t.rows])  # <-", "x[M[M_lo:+16], K]", ".load()"),
     tile("slice", ViewError, "a = x[0:4].load()  # <-", "0:4", "t.rows", "tk.steps"),

@@ -20,7 +20,7 @@ from tests.frontend.wrong import (
     pair,
     tile,
 )
-from tilelink.errors import NotUnderstoodError, UndefinedNameError
+from tilelink.errors import DimensionError, NotUnderstoodError, UndefinedNameError, ViewError
 
 BLOCK = "a = tl.zeros((16, 16), tl.float32)"
 
@@ -87,6 +87,12 @@ NAMES = [
         NotUnderstoodError,
         {LAUNCH_USE: "use.named('a b')[tk.tiles(out)](full, out)  # <-"},
         "use.named('a b'): a role's name has letters, digits and _",
+    ),
+    pair(
+        "role whose name is a number",
+        NotUnderstoodError,
+        {LAUNCH_USE: "use.named(3)[tk.tiles(out)](full, out)  # <-"},
+        "use.named(3): a role's name has letters, digits and _",
     ),
     pair(
         "two roles of one name",
@@ -163,6 +169,15 @@ STATEMENTS = [
         "sum in memory", NotUnderstoodError, "out[t] += acc  # <-",
         "memory is not assigned to; write out[t].store(acc); add up in registers before, acc += ...",
     ),
+    tile(
+        "entries of a block that are assigned", NotUnderstoodError, "b = inbox[0, t].load()\nb[0] = 1  # <-",
+        "b[0] = 1: entries are not assigned to. If b is a view, write b[0].store(1). If it is a block, make a new one: "
+        "b = tl.where(...)",
+    ),
+    tile(
+        "store that is returned", NotUnderstoodError, "return out[t].store(inbox[0, t].load())  # <-",
+        "a tile function that is launched returns nothing; leave `return` out",
+    ),
     tile("result that is assigned", NotUnderstoodError, "out[t] = acc  # <-", "write out[t].store(acc)"),
     tile(
         "list comprehension",
@@ -171,6 +186,10 @@ STATEMENTS = [
         "[n for n in range(3)] is not understood in a tile function: write a loop, `for n in` tk.steps(...)",
     ),
     tile("lambda", NotUnderstoodError, "a = lambda b: b  # <-", "not understood", "a function with @triton.jit"),
+    tile("text", NotUnderstoodError, "tl.device_print(f'{1}')  # <-", "not understood", "write the text as a constant"),
+    tile("dict", NotUnderstoodError, "a = {1: 2}  # <-", "not understood", "write a tuple"),
+    tile("set", NotUnderstoodError, "a = {1}  # <-", "not understood", "write a tuple"),
+    tile("yield", NotUnderstoodError, "yield 1  # <-", "not understood", "results are stored"),
     tile("walrus", NotUnderstoodError, "a = (b := 1)  # <-", "not understood", "assign in a line before"),
     tile(
         "star", NotUnderstoodError, "a = tl.zeros(*t.shape)  # <-", "*t.shape is not understood",
@@ -375,8 +394,48 @@ STATEMENTS = [
         "condition as a block",
         NotUnderstoodError,
         "a = tl.where(tk.rank() == 0, 1.0, 2.0)  # <-",
-        "rank == 0 can't be part",
+        "rank == 0 can't be part of Triton code; tk.rank() == 0 is a condition",
     ),
+    tile(
+        "complement of a rank", NotUnderstoodError, "a = ~tk.rank()  # <-", "such integers take + - * // %"
+    ),
+    tile("sign of a text", NotUnderstoodError, "a = -'x'  # <-", "bad operand type for unary -"),
+    tile(
+        "entry of a rank", NotUnderstoodError, "a = tk.rank()[0]  # <-",
+        "tk.rank()[0]: tensors, views, blocks and tuples have entries",
+    ),
+    tile(
+        "entry of the tile", NotUnderstoodError, "a = t[x]  # <-",
+        "t[x]: tensors, views, blocks and tuples have entries; t is the tile: tensors are indexed by it",
+    ),
+    tile(
+        "entry that a tuple does not have", NotUnderstoodError, "a = t.shape[2]  # <-",
+        "t.shape is a tuple of 2: take one of its entries, such as t.shape[0]",
+    ),
+    tile(
+        "branch on a view", NotUnderstoodError, "if x[t.rows]:  # <-\n    pass",
+        "a branch on x[M[M_lo:+16], K]; x[t.rows] is a view: its elements are x[t.rows].load()",
+    ),
+    tile(
+        "tile as a number", NotUnderstoodError, "a = t + 1  # <-",
+        "t + 1 is not understood; t is the tile: tensors are indexed by it, and it has ranges such as t.rows",
+    ),
+]
+
+CONDITION = "is a condition, and takes only `and`, `or` and `not`: put what depends on it below an `if`, or compute an"
+OPERANDS = [
+    tile(text, NotUnderstoodError, f"a = {text}  # <-", f"{text} is not understood; {condition} {CONDITION} integer")
+    for text, condition in [
+        ("(tk.rank() > 0) + 0", "tk.rank() > 0"),
+        ("(tk.rank() == 1) % tk.world()", "tk.rank() == 1"),
+        ("2 * (tk.rank() % 2 == 0)", "tk.rank() % 2 == 0"),
+        ("(tk.rank() or 1) % tk.world()", "tk.rank() or 1"),
+        ("(tk.rank() > 0) & (tk.rank() < 3)", "tk.rank() > 0"),
+        ("-(tk.rank() > 0)", "tk.rank() > 0"),
+    ]
+] + [
+    tile(text, ViewError, f"a = {text}  # <-", "x[t.rows] is a view: its elements are x[t.rows].load()")
+    for text in ("x[t.rows] ** 2", "-x[t.rows]", "not x[t.rows]", "tk.rank() and x[t.rows]", "0 < x[t.rows]")
 ]
 
 BLOCKS = [
@@ -442,6 +501,33 @@ PROGRAMS = [
         {"\n\n\n@tk.program": "\n\n\ntk.local('M')  # <-\n\n\n@tk.program"},
         "only inside a program",
     ),
+    pair(
+        "buffer without dimensions",
+        DimensionError,
+        {LAUNCH_USE: f"tk.local()  # <-\n    {LAUNCH_USE}"},
+        "a tensor has at least one dimension",
+    ),
+    pair(
+        "any number of tensors",
+        NotUnderstoodError,
+        {"@tk.program": "@tk.program  # <-", PROGRAM: PROGRAM.replace("out:", "*out:")},
+        "program has the parameter *out: ",
+        "each tensor of a program has a name of its own",
+        "declared out: tk.Each(tk.Local(...))",
+    ),
+    pair(
+        "tensors that have no names",
+        NotUnderstoodError,
+        {"@tk.program": "@tk.program  # <-", PROGRAM: PROGRAM.replace(', "N")', ', "N"), /')},
+        "program has the parameter x: ",
+    ),
+    pair(
+        "tile function of the program's name",
+        NotUnderstoodError,
+        {"def use(": "def program(", LAUNCH_USE: "program[tk.tiles(out)](full, out)  # <-"},
+        "program[...]: program is a program, and tile functions are launched like this; a tile function of the same "
+        "name needs another one",
+    ),
     pair("tile function called", NotUnderstoodError, {LAUNCH_USE: "use(full, out)  # <-"}, "use[tk.tiles(...)](...)"),
     pair(
         "launch outside",
@@ -484,7 +570,7 @@ PROGRAMS = [
 ]
 
 
-CASES = [*NAMES, *OPTIONS, *STATEMENTS, *BLOCKS, *FUNCTIONS, *PROGRAMS]
+CASES = [*NAMES, *OPTIONS, *STATEMENTS, *OPERANDS, *BLOCKS, *FUNCTIONS, *PROGRAMS]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name.replace(" ", "-"))
@@ -492,7 +578,10 @@ def test_error(case: Case, tmp_path: Path) -> None:
     check(case, tmp_path)
 
 
-@pytest.mark.parametrize("source", [GATHER, alone("out[t].store(1.0)")], ids=["gather", "alone"])
+SIGNS = alone("out[t].store(+1.0)\nn = +tk.rank()\nif n == -(-tk.rank()) and not ~1 > 0:\n    out[t].store(-1.5)")
+
+
+@pytest.mark.parametrize("source", [GATHER, alone("out[t].store(1.0)"), SIGNS], ids=["gather", "alone", "signs"])
 def test_what_the_cases_change_is_right(source: str, tmp_path: Path) -> None:
     """Errors come from what the cases change: without a change there is none."""
     assert len(load(tmp_path, source).main())

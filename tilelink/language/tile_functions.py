@@ -52,19 +52,24 @@ class TileFunction:
             view = next((t for t in targets if isinstance(t, ast.Subscript)), None)
             if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and view is not None and node.value:
                 adds = "; add up in registers before, acc += ..." if isinstance(node, ast.AugAssign) else ""
-                raise NotUnderstoodError(
-                    f"{ast.unparse(node)}: memory is not assigned to; write {ast.unparse(view)}.store("
-                    f"{ast.unparse(node.value)}){adds}",
-                    self.site(node),
-                )
+                stored = f"write {ast.unparse(view)}.store({ast.unparse(node.value)}){adds}"
+                said = f"memory is not assigned to; {stored}"
+                if not (isinstance(view.value, ast.Name) and view.value.id in self.parameters):
+                    name = ast.unparse(view.value)
+                    said = f"entries are not assigned to. If {name} is a view, {stored}. If it is a block, make a new "\
+                        f"one: {name} = tl.where(...)"
+                raise NotUnderstoodError(f"{ast.unparse(node)}: {said}", self.site(node))
 
     def _check_launched(self) -> None:
         """Raises NotUnderstoodError if a function that is launched returns a value: nobody gets it."""
         for node in _outside_functions(self.node.body):
             if isinstance(node, ast.Return) and node.value is not None:
+                calls = (n for n in ast.walk(node.value) if isinstance(n, ast.Call))
+                stores = any(self._written_by(call) is not None for call in calls)
+                instead = f"its results are stored, out[t].store({ast.unparse(node.value)})"
                 raise NotUnderstoodError(
                     f"{self.name} returns {ast.unparse(node.value)}: a tile function that is launched returns nothing; "
-                    f"its results are stored, out[t].store({ast.unparse(node.value)})",
+                    f"{'leave `return` out' if stores else instead}",
                     self.site(node),
                 )
 
@@ -81,7 +86,7 @@ class TileFunction:
 
     def named(self, name: str) -> TileFunction:
         """The same function under another role name, for programs that use it twice."""
-        if not name.isidentifier():
+        if not isinstance(name, str) or not name.isidentifier():
             raise NotUnderstoodError(
                 f"{self.name}.named({name!r}): a role's name has letters, digits and _, and begins with no digit",
                 Site.of_user(),

@@ -16,6 +16,7 @@ import triton.language as tl
 from tilelink.errors import HomeError, NotUnderstoodError, UndefinedNameError, ViewError, listed, similar
 from tilelink.frontend import ir
 from tilelink.frontend.arithmetic import to_text
+from tilelink.frontend.elaboration.source import BOOLEAN
 from tilelink.frontend.elaboration.views import Views
 from tilelink.frontend.expressions import Expr, floor_div, modulo, never_negative, symbol
 from tilelink.frontend.values import TRITON_DTYPES, Block, Static, TileValue
@@ -30,7 +31,6 @@ _COMPARISONS: dict[type[ast.cmpop], tuple[Callable[[Any, Any], Any], Callable[[A
     ast.GtE: (sympy.Ge, operator.ge), ast.Eq: (sympy.Eq, operator.eq), ast.NotEq: (sympy.Ne, operator.ne),
 }  # fmt: skip
 """Comparisons of integers that differ from tile to tile, and of Python's values."""
-BOOLEAN = sympy.logic.boolalg.Boolean
 _OF_BLOCKS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift,
               ast.RShift)  # fmt: skip
 _NOT_OF_BLOCKS: dict[type[ast.AST], tuple[str, str]] = {
@@ -51,6 +51,9 @@ INSTEAD: dict[type[ast.expr], str] = dict.fromkeys(
     ast.Lambda: ": write a function with @triton.jit",
     ast.NamedExpr: ": assign in a line before",
     ast.Starred: ": write the entries one by one",
+    ast.JoinedStr: ": write the text as a constant; tl.device_print takes a text and then values",
+    **dict.fromkeys((ast.Dict, ast.Set), ": write a tuple"),
+    **dict.fromkeys((ast.Yield, ast.YieldFrom), ": results are stored, out[t].store(...)"),
 }
 """Advice for expressions that are not understood."""
 
@@ -172,8 +175,7 @@ class Expressions(Views):
         if isinstance(left, Static | Expr) and isinstance(right, Static | Expr):
             applied = ast.unparse(ast.BinOp(ast.Name("a"), node.op, ast.Name("b")))
             return self.python(node, lambda a, b: eval(applied, {"a": a, "b": b}), left, right)
-        self.fail(ViewError, node, f"{self.text(left)} and {self.text(right)}: memory is touched through .load() of a "
-                  "view; a tensor or view is no address")
+        self.no_number(node, (node.left, left), (node.right, right))
 
     def of_UnaryOp(self, node: ast.UnaryOp) -> Any:
         v = self.value(node.operand)
@@ -181,13 +183,14 @@ class Expressions(Views):
             if isinstance(node.op, ast.Not | ast.UAdd):
                 self.no_operator_of_blocks(node, node.op)
             return Block(ast.UnaryOp(node.op, v.node), v.shape, v.dtype)
-        if isinstance(node.op, ast.USub) and isinstance(v, Expr):
-            return -v
-        if isinstance(node.op, ast.USub) and isinstance(v, Static) and isinstance(v.value, float):
-            return Static(-v.value)
-        if isinstance(node.op, ast.Not) and isinstance(v, Static | Expr | BOOLEAN):
-            return Static(not v.value) if isinstance(v, Static) else sympy.Not(truth(v))
-        self.fail(NotUnderstoodError, node, f"{ast.unparse(node)} is not understood")
+        if isinstance(node.op, ast.USub | ast.UAdd) and isinstance(v, Expr):
+            return -v if isinstance(node.op, ast.USub) else v
+        if isinstance(node.op, ast.Not) and isinstance(v, Expr | BOOLEAN):
+            return sympy.Not(truth(v))
+        if isinstance(v, Static | Expr):
+            applied = ast.unparse(ast.UnaryOp(node.op, ast.Name("a")))
+            return self.python(node, lambda a: eval(applied, {"a": a}), v)
+        self.no_number(node, (node.operand, v))
 
     def of_BoolOp(self, node: ast.BoolOp) -> Any:
         values = [self.value(v) for v in node.values]
@@ -196,10 +199,10 @@ class Expressions(Views):
         if all(isinstance(v, Static) for v in values):
             fold = all if isinstance(node.op, ast.And) else any
             return Static(fold(v.value for v in values))
-        values = list(map(truth, values))
-        if not all(isinstance(v, BOOLEAN) for v in values):
-            self.fail(NotUnderstoodError, node, f"{ast.unparse(node)} is not understood")
-        return (sympy.And if isinstance(node.op, ast.And) else sympy.Or)(*values)
+        asked = list(map(truth, values))
+        if strange := [o for o in zip(node.values, asked, strict=True) if not isinstance(o[1], BOOLEAN)]:
+            self.no_number(node, *strange)
+        return (sympy.And if isinstance(node.op, ast.And) else sympy.Or)(*asked)
 
     def of_Compare(self, node: ast.Compare) -> Any:
         terms = [self.value(node.left), *(self.value(c) for c in node.comparators)]
@@ -214,7 +217,7 @@ class Expressions(Views):
                                [self.node(n, t) for n, t in zip(nodes[1:], terms[1:], strict=True)])
             return replace(self.elementwise(node, made, *terms), dtype="bool")
         result: Any = sympy.true
-        for a, op, b in zip(terms, node.ops, terms[1:], strict=False):
+        for k, (a, op, b) in enumerate(zip(terms, node.ops, terms[1:], strict=False)):
             if isinstance(op, ast.Is | ast.IsNot):
                 if not (isinstance(a, Static) and isinstance(b, Static)) and Static(None) not in (a, b):
                     said = f"{ast.unparse(node)}: `is` asks for None and for dtypes; compare numbers by == or !="
@@ -227,8 +230,15 @@ class Expressions(Views):
                 holds = self.python(node, lambda a, b, op=op: bool(_COMPARISONS[type(op)][1](a, b)), a, b)
                 result = sympy.And(result, sympy.sympify(holds.value))
             else:
-                self.fail(NotUnderstoodError, node, f"{self.text(a)} and {self.text(b)} can't be compared")
+                said = f"{self.text(a)} and {self.text(b)} can't be compared"
+                self.no_number(node, (nodes[k], a), (nodes[k + 1], b), said=said)
         return result
+
+    def no_number(self, node: ast.expr, *operands: tuple[ast.expr, Any], said: str = "") -> NoReturn:
+        """Raises the error for an operation whose operands, each with its source, are not all numbers or blocks."""
+        instead = next(filter(None, (self.instead(*o) for o in operands)), "")
+        kind = ViewError if any(isinstance(v, ir.View | TensorWord) for _, v in operands) else NotUnderstoodError
+        self.fail(kind, node, f"{said or f'{ast.unparse(node)} is not understood'}{instead}")
 
     def no_operator_of_blocks(self, node: ast.expr, op: ast.AST, what: str = "") -> NoReturn:
         """Raises NotUnderstoodError for an operator that blocks do not have. The error says what to write."""
@@ -260,7 +270,8 @@ class Expressions(Views):
                 return owner[int(index)]
         if isinstance(owner, Static):
             return self.python(node, operator.getitem, owner, self.value(node.slice))
-        self.fail(NotUnderstoodError, node, f"{ast.unparse(node)} is not understood")
+        said = f"{ast.unparse(node)}: tensors, views, blocks and tuples have entries"
+        self.no_number(node, (node.value, owner), said=said)
 
     def tile_attribute(self, node: ast.Attribute, tile: TileValue) -> Any:
         ranges = [*tile.ranges, *([tile.sent] if tile.sent else [])]

@@ -38,6 +38,7 @@ from tilelink.frontend.values import (
 from tilelink.frontend.walk import step_size
 from tilelink.language import AxisWord, Launch, Recording, TensorWord, TileFunction
 
+BOOLEAN = sympy.logic.boolalg.Boolean
 _HOLE = re.compile(r"__hole(\d+)__")
 
 
@@ -152,9 +153,31 @@ class Source(ABC):
         if isinstance(value, ir.View | TensorWord):
             self.fail(ViewError, node, f"{self.text(value)} is used as if it were a block: read memory through views, "
                       f"with .load()")
-        hint = "; its number of elements is .size" if isinstance(value, AxisWord) else ""
-        hint = "; it has .start, and len(), the length of the block" if isinstance(value, ir.Range) else hint
-        self.fail(NotUnderstoodError, node, f"{self.text(value)} can't be part of Triton code{hint}")
+        instead = self.instead(node, value)
+        self.fail(NotUnderstoodError, node, f"{self.text(value)} can't be part of Triton code{instead}")
+
+    def instead(self, node: ast.expr, value: Any) -> str:
+        """The end of an error about a value that is no number: what it is, and what to write in its place. `node`: its
+        source."""
+        written = ast.unparse(node)
+        match value:
+            case BOOLEAN():
+                return (f"; {written} is a condition, and takes only `and`, `or` and `not`: put what depends on it "
+                        "below an `if`, or compute an integer with + - * // % min max")
+            case ir.View():
+                rows = ", and an index that picks rows takes it as it is" if len(value.ranges) == 1 else ""
+                return f"; {written} is a view: its elements are {written}.load(){rows}"
+            case TensorWord():
+                return f"; {written} is a tensor: its elements are loaded through views, {written}[...].load()"
+            case AxisWord():
+                return f"; {written} is a dimension: its number of elements is .size"
+            case ir.Range():
+                return f"; {written} is a range: it has .start, and len(), the length of the block"
+            case TileValue():
+                return f"; {written} is the tile: tensors are indexed by it, and it has ranges such as {written}.rows"
+            case tuple():
+                return f"; {written} is a tuple of {len(value)}: take one of its entries, such as {written}[0]"
+        return ""
 
     def source(self, node: ast.expr) -> ir.Code:
         """The source of an expression, with the contents of its holes, variables last."""

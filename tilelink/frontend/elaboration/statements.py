@@ -24,7 +24,8 @@ from tilelink.errors import (
 from tilelink.frontend import ir
 from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.elaboration.calls import Calls
-from tilelink.frontend.elaboration.reading import BOOLEAN, truth
+from tilelink.frontend.elaboration.reading import truth
+from tilelink.frontend.elaboration.source import BOOLEAN
 from tilelink.frontend.expressions import (
     WORLD,
     Expr,
@@ -303,7 +304,7 @@ class Elaborator(Calls):
             return
         code = self.code(condition.node) if isinstance(condition, Block) else None
         if code is None and not isinstance(condition, BOOLEAN):
-            self.fail(NotUnderstoodError, s, f"a branch on {self.text(condition)}")
+            self.fail(NotUnderstoodError, s, f"a branch on {self.text(condition)}{self.instead(s.test, condition)}")
         if code is not None and condition.shape:
             self.fail(DataBranchError, s, f"a branch on a block of shape {condition.shape}: a branch takes one number; "
                       "use tl.where for each element, or tl.max to ask for any")
