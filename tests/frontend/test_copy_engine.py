@@ -110,14 +110,14 @@ WRONG = [
     case(
         "waits for an engine",
         {PASS_ON: PASS_ON.replace("SMs", "CopyEngine"), WAIT: f"{WAIT}  # <-"},
-        "pass_on can't be on the copy engine: it waits for full[M[M_lo:+16], K[K_lo:+16]], which bring brings, on the "
-        "copy engine, too, and an engine waits only for what the kernel of its own rank makes",
+        "pass_on can't be on the copy engine: it waits for full[M[M_lo:+16], K[K_lo:+16]], which bring brings on the "
+        "copy engine, and an engine waits only for what the kernel of its own rank makes",
         "Give it SMs, or put it into the epilogue of the role that it waits for",
     ),
     case(
         "waits for what comes from elsewhere",
         {**SWAPPED, WAIT: f"{WAIT}  # <-"},
-        "it waits for full[M[M_lo:+16], K[K_lo:+16]], which bring brings, at reader, too,",
+        "it waits for full[M[M_lo:+16], K[K_lo:+16]], which bring notifies at reader, and an engine waits only for",
     ),
     case(
         "waits for what others fetch, too",

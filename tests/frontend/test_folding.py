@@ -150,7 +150,31 @@ WRONG = [
     case(
         "producer with a branch",
         {STORE: "    if t.home > 0:\n        tk.notify(partial[t].store(block + block))", WAIT: f"{WAIT}  # <-"},
-        "and a tile of make notifies nothing in every tile",
+        "and make notifies partial[M[M_lo:+16], K[K_lo:+16]] in a loop or a branch (",
+        "let every tile notify exactly what is waited for, once",
+    ),
+    case(
+        "producer that notifies in a loop",
+        {
+            STORE: "    for k in tk.steps(t.cols, by=8):\n"
+            "        tk.notify(partial[t.rows, k].store(x[t.rows, k].load()))",
+            WAIT: f"{WAIT}  # <-",
+        },
+        "it waits for partial[M[M_lo:+16], K[K_lo:+16]], and make notifies partial[M[M_lo:+16], K[k:+8]] in a loop or",
+    ),
+    case(
+        "producer that notifies nothing",
+        {STORE: "    partial[t].store(block + block)", WAIT: f"{WAIT}  # <-"},
+        "it waits for partial[M[M_lo:+16], K[K_lo:+16]], and a tile of make notifies nothing; wait",
+    ),
+    case(
+        "producer whose tiles go across parts",
+        {
+            SCHEDULE: SCHEDULE.replace("(16, 16))", "(16, 16), order=tk.across_parts)", 1),
+            LAUNCH: f"{LAUNCH}  # <-",
+        },
+        "send: order=across_parts is for tiles of local tensors on SMs",
+        "; its tiles and their order are those of make: ",
     ),
 ]  # fmt: skip
 

@@ -86,6 +86,18 @@ def case(name: str, changes: dict[str, str], *says: str) -> Case:
             "multiply can't give its signals late: it has no main loop (a loop that multiplies)",
         ),
         case(
+            "main loops in branches",
+            {
+                LOOP: "".join(
+                    f"    {word}:\n{LOOP.replace('    for', '        for').replace('        acc', '            acc')}"
+                    for word in ("if t.N.start > 0", "else")
+                ),
+                LAUNCH_MULTIPLY: f"{LAUNCH_MULTIPLY}  # <-",
+            },
+            "multiply can't give its signals late: its main loop stands in a loop or a branch (",
+            "user.py:10), and late signals are given behind a main loop that each tile runs once",
+        ),
+        case(
             "notifies nothing",
             {
                 "    tk.notify(partial[t].store(acc))": "    out[t].store(acc)",

@@ -33,24 +33,27 @@ WRONG = [
     asked(
         "at the reader",
         {GATHER_TILE: 'tile=(16, 16), at="reader", via="multicast"', LAUNCH: f"{LAUNCH}  # <-"},
-        "gather can't multicast: it writes nothing to all ranks alike, and reads no sum over them",
+        "gather can't multicast: at='reader' gives each reader tiles of its own; what goes to all ranks is sent from",
     ),
     asked(
         "no axis",
         MULTICAST
         | {NOTIFY: NOTIFY.replace("t.reader", "0"), LAUNCH: LAUNCH.replace(", reader=tk.ranks", "") + "  # <-"},
-        "It needs a rank axis that only names where copies, stores and notifications go",
+        "gather can't multicast: it writes nothing to all ranks alike, and reads no sum over them. It needs a rank "
+        "axis that only names where copies, stores and notifications go, as reader does in tk.copy(x[t], ",
     ),
     asked(
         "a condition on the axis",
         MULTICAST | {NOTIFY: f"    if t.reader != t.home:\n    {NOTIFY}", LAUNCH: f"{LAUNCH}  # <-"},
-        "only names where copies, stores and notifications go",
+        "gather can't multicast: `if t.reader != t.home:` (",
+        "user.py:8) depends on reader, and all ranks get the same",
     ),
     asked(
         "arithmetic on the axis",
         MULTICAST
         | {NOTIFY: NOTIFY.replace("t.reader", "(t.reader + 1) % tk.world()"), LAUNCH: f"{LAUNCH}  # <-"},
-        "as reader does in tk.copy(x[t], full[t].at(t.reader)) with at='home'",
+        "gather can't multicast: `tk.copy(x[t], full[t].at((t.reader + 1) % tk.world()))` (",
+        "depends on reader, and all ranks get the same",
     ),
 ]
 
@@ -78,7 +81,8 @@ def sum_of_inputs(x: tk.Local("M", "N"), out: tk.Local("M", "N")):  # type: igno
 
 def test_a_sum_of_what_was_not_waited_for_can_not_multicast() -> None:
     few = tk.SMs(1, tile=(4, 4))
-    with pytest.raises(ScheduleError, match="add_inputs can't multicast"):
+    said = r"add_inputs can't multicast: .* x\[.*\]\.at\(r\) is not the same region of each rank, or not what flag\["
+    with pytest.raises(ScheduleError, match=said):
         sum_of_inputs.bind(tk.Schedule(tell=few, add_inputs=tk.SMs(1, tile=(4, 4), via="multicast")))
 
 
@@ -154,10 +158,42 @@ def summing(tile: Any) -> Any:
     return tk.program(body)
 
 
-@pytest.mark.parametrize(("tile", "dtype"), [(add, "int32"), (add, "float8_e5m2"), (add_twice, "float32")])
-def test_what_a_fabric_does_not_add_stays_a_loop(tile: Any, dtype: str) -> None:
+@tk.tile
+def add_where(t, there, out):
+    acc = tl.zeros(t.shape, there.dtype)
+    for source in tk.ranks():
+        here = tk.wait(there[t].at(source))
+        acc += here.load(where=here)
+    out[t].store(acc)
+
+
+@tk.tile
+def add_squares(t, there, out):
+    acc = tl.zeros(t.shape, there.dtype)
+    for source in tk.ranks():
+        block = tk.wait(there[t].at(source)).load()
+        acc += block * block
+    out[t].store(acc)
+
+
+ADDED = "float32, float16, bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("tile", "dtype", "why"),
+    [
+        (add, "int32", f"there is int32, and fabrics add up {ADDED}"),
+        (add, "float64", f"there is float64, and fabrics add up {ADDED}"),
+        (add, "float8_e5m2", f"there is float8_e5m2, and fabrics add up {ADDED}"),
+        (add_twice, "float32", r"acc = acc \+ 2 \* there.* does more than add up"),
+        (add_squares, "float32", "it does more than wait for a view and add it up"),
+        (add_where, "int32", r"where=there\[.*\]\.at\(source\) leaves rows out"),
+    ],
+)
+def test_what_a_fabric_does_not_add_stays_a_loop(tile: Any, dtype: str, why: str) -> None:
     schedule = tk.Schedule(hand=tk.SMs(tile=(16,)), add=tk.SMs(tile=(16,), via="multicast"))
-    with pytest.raises(ScheduleError, match=r"add can't multicast: .* reads no sum over them"):
+    said = rf"add can't multicast: the loop over the ranks \(.*\) is no sum that a fabric makes: {why}"
+    with pytest.raises(ScheduleError, match=said):
         summing(tile).bind(schedule, dtype)
 
 

@@ -71,7 +71,10 @@ def _ways(
     executors: list[str | None] = list(rank_axes(space, frozenset(program.cut)))
     ways = []
     for at in executors or [None]:
-        program, way = with_role(program, binding, launch, replace(producer.resource, at=at), taken)
+        try:
+            program, way = with_role(program, binding, launch, replace(producer.resource, at=at), taken)
+        except ScheduleError as e:
+            raise e.because_of(f"its tiles and their order are those of {producer.name}", producer.site) from None
         ways.append(way)
     return program, ways
 
@@ -122,7 +125,11 @@ def _check(producer: ir.Role, folded: ir.Role, others: Sequence[ir.Role]) -> Non
     for wait in ir.every(ir.Wait, folded.body):
         for v in wait.views:
             if v not in notified:
-                theirs = ", ".join(map(str, notified)) or "nothing in every tile"
+                every = [n for n in ir.every(ir.Notify, producer.body) if v.tensor in {w.tensor for w in n.views}]
+                if inside := [n for n in every if n not in producer.body]:
+                    fail(wait, f"it waits for {v}, and {producer.name} notifies {inside[0].views[0]} in a loop or a "
+                         f"branch ({inside[0].site}); let every tile notify exactly what is waited for, once")
+                theirs = ", ".join(map(str, notified)) or "nothing"
                 fail(wait, f"it waits for {v}, and a tile of {producer.name} notifies {theirs}; wait for exactly what "
                      "the tile notifies, on the rank that notifies it")
     for v in folded.awaited:

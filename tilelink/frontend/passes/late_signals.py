@@ -36,6 +36,12 @@ def _later(role: ir.Role) -> ir.Role:
         )
     loops = [k for k, s in enumerate(role.body) if isinstance(s, ir.For) and _multiplies(s)]
     if not loops:
+        inside = next((s for s in ir.every(ir.For, role.body) if _multiplies(s)), None)
+        if inside is not None:
+            raise fail(
+                f"its main loop stands in a loop or a branch ({inside.site}), and late signals are given behind a main "
+                'loop that each tile runs once. Leave out signals="late"'
+            )
         raise fail("it has no main loop (a loop that multiplies) to give them behind")
     main, behind = role.body[: loops[-1] + 1], role.body[loops[-1] + 1 :]
     if not any(ir.every(ir.Notify, behind)):

@@ -67,8 +67,8 @@ def _check_wait(role: Role, wait: Wait, program: TileProgram) -> None:
         for other, v in ((r, v) for r in program.roles for v in r.notified if v.tensor == view.tensor):
             engine = not isinstance(other.resource, SMs)
             if engine or v.home != RANK:
-                where = "on the copy engine, too" if engine else f"at {v.home_text}, too"
-                _fail(role, site, f"it waits for {view}, which {other.name} brings, {where}, and {its_own}. {CURE}")
+                brings = "brings on the copy engine" if engine else f"notifies at {v.home_text}"
+                _fail(role, site, f"it waits for {view}, which {other.name} {brings}, and {its_own}. {CURE}")
         for other, v in ((r, v) for r in program.roles for v in r.awaited if v.tensor == view.tensor):
             if v.home != RANK:
                 _fail(role, site, f"it waits for {view}, and {other.name} does for tiles of {view.tensor} at "
