@@ -37,6 +37,7 @@ from tilelink.errors import (
     WaitWithoutNotifyError,
 )
 
+ONE_RANK = NOTIFY.replace("t.reader", "t.reader // 2")
 MEMORY = [
     tile("load by tl", ViewError, "out[t].store(tl.load(x))  # <-", "tl.load", "outside of views", "view.load()"),
     tile("atomics", ViewError, "tl.atomic_add(x, 1)  # <-", "tl.atomic_add", "tk.notify"),
@@ -166,6 +167,19 @@ SIGNALS = [
         {"at(t.reader)": "at(t.reader // 2)", WAIT: f"{WAIT}  # <-"},
         "so the wait passes at once",
         "N_lo 0); full is notified: ",
+    ),
+    pair(
+        "wait that is notified at one rank by two roles",
+        WaitWithoutNotifyError,
+        {
+            NOTIFY: ONE_RANK,
+            LAUNCH_GATHER: f"{LAUNCH_GATHER}\n    again[tk.tiles(x, reader=tk.ranks)](x, full)",
+            "@tk.program": f"@tk.tile\ndef again(t, x, full):\n{ONE_RANK}\n\n\n@tk.program",
+            "    use=tk.SMs": f"    again=tk.SMs(4, {GATHER_TILE}),\n    use=tk.SMs",
+            WAIT: f"{WAIT}  # <-",
+        },
+        "N_lo 0); full is notified: ",
+        "user.py:8, ",
     ),
     pair(
         "wait that a condition leaves out",

@@ -204,8 +204,9 @@ class Lanes:
         at = ", ".join(f"{shown(n)} {self.values[n][lane]}" for n in [RANK.name, *names, *self.loops])
         error = kind(f"{view}: {said} (tile {self.values[NUMBER.name][lane]} of {self.role.name}: {at})", site)
         for other, wrong in notifies:
-            notified = f"{view.tensor} is {'released' if claims else 'notified'}"
-            error = kind(f"{error.message}; {other} {wrong}", site) if wrong else error.because_of(notified, other)
+            error = kind(f"{error.message}; {other} {wrong}", site) if wrong else error
+        if lines := ", ".join(dict.fromkeys(str(other) for other, wrong in notifies if not wrong)):
+            error = kind(f"{error.message}; {view.tensor} is {'released' if claims else 'notified'}: {lines}", site)
         error.tile = self.role.name, int(self.values[NUMBER.name][lane]), int(self.values[RANK.name][lane])
         self.run.refused.setdefault((kind, site.file, site.line), Refusal(error, view.tensor, region, claims))
         if lanes is not None:

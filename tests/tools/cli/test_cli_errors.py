@@ -36,6 +36,11 @@ def test_bad_commands(run: Run, argv: str, message: str) -> None:
     assert run(*argv.split())[1]["command"] == next((c for c in argv.split()[:1] if c in COMMANDS), None)
 
 
+def test_a_file_of_the_name_is_suggested(run: Run, user_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(user_file.parent)
+    assert run.error("show", "user")["message"].endswith("or say FILE.py:NAME; did you mean user.py?")
+
+
 def test_without_a_command_all_are_listed(run: Run) -> None:
     code, out, err = run.text()
     assert (code, out) == (2, "")

@@ -140,7 +140,7 @@ def _written_once(tensor: ir.Tensor, found: list[RolePlace], awaited: bool) -> s
     if _only_first(place) is None or (place.conditional and told):
         return f"whether {view} is written depends on a condition ({site})"
     if not _one_to_one(place, view, tensor):
-        return f"two tiles may write to one place of {view}, or all tiles together not to all of {name} ({site})"
+        return f"tiles are not known to write to different places of {view}, and together to all of {name} ({site})"
     after = [v for s in place.rest if isinstance(s, ir.Notify) for v in s.views if v == view]
     if awaited and not after:
         return f"{view} is not notified after it is written ({site})"

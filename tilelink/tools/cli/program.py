@@ -130,7 +130,8 @@ def find(target: str) -> Program:
     if file is None:
         known = operators()
         if name not in known:
-            meant = similar(name, known)
+            beside = Path(f"{name}.py")
+            meant = f"; did you mean {beside}?" if beside.is_file() else similar(name, known)
             raise UsageError(f"there is no operator {name}; there is {', '.join(known)}, or say FILE.py:NAME{meant}")
         return known[name]
     names = _run_file(file)
