@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from tilelink.backend.far import may_be_far
+from tilelink.backend.lower import Lowered
 from tilelink.backend.nvshmem import STATE
 from tilelink.backend.reach import OTHER
 from tilelink.frontend.cells import recipient
-from tilelink.frontend.ir import ALL_RANKS, Copy, Notify, Role, Store, TileProgram, View, Wait, walk
+from tilelink.frontend.ir import ALL_RANKS, Copy, Notify, Role, Store, View, Wait, walk
 
 PUT, PUT_SIGNAL, GET = "nvshmemx_putmem_nbi_block", "nvshmemx_putmem_signal_nbi_block", "nvshmemx_getmem_block"
 SIGNAL, FENCE, QUIET, TEST = "nvshmemx_signal_op", "nvshmem_fence", "nvshmem_quiet", "nvshmem_uint64_test"
@@ -33,29 +34,30 @@ INSIDE = {
 """What a function calls in the bitcode to get to the network."""
 
 
-def expected(program: TileProgram) -> Counter[str]:
+def expected(lowered: Lowered) -> Counter[str]:
     """How many "puts", "gets", "signals", "completions" and "tests" of signals the kernel of a program has."""
+    program, facts = lowered.program, lowered.facts
     count = Counter({"signals": 2})  # of entering and of leaving
     for role in program.roles:
         for s in walk(role.body):
-            if isinstance(s, Copy | Store) and may_be_far(role, s.target.home):
+            if isinstance(s, Copy | Store) and may_be_far(role, s.target.home, facts):
                 count.update(["puts", "completions"] if isinstance(s, Store) else ["puts"])
-            elif isinstance(s, Copy) and may_be_far(role, s.source.home):
+            elif isinstance(s, Copy) and may_be_far(role, s.source.home, facts):
                 count["gets"] += 1
             elif isinstance(s, Wait):
                 count["tests"] += sum(program.signals_of(v.tensor).scope == "sys" for v in s.views)
             elif isinstance(s, Notify):
                 for view in s.views:  # a late one is given in a tile, and behind the last one
-                    count.update(_of_notification(program, role, view) * (1 + s.late))
+                    count.update(_of_notification(lowered, role, view) * (1 + s.late))
     return +count
 
 
-def _of_notification(program: TileProgram, role: Role, view: View) -> list[str]:
+def _of_notification(lowered: Lowered, role: Role, view: View) -> list[str]:
     home = OTHER if view.home == ALL_RANKS else view.home
     assert not isinstance(home, str) and home is not None
-    to, _ = recipient(program.signals_of(view.tensor), view, home)
-    made = ["completions"] if to != home and may_be_far(role, view.home) else []
-    return [*made, "signals"] if may_be_far(role, to) else made
+    to, _ = recipient(lowered.program.signals_of(view.tensor), view, home)
+    made = ["completions"] if to != home and may_be_far(role, view.home, lowered.facts) else []
+    return [*made, "signals"] if may_be_far(role, to, lowered.facts) else made
 
 
 def found(ttgir: str) -> Counter[str]:
@@ -70,9 +72,9 @@ def found(ttgir: str) -> Counter[str]:
     )
 
 
-def findings(program: TileProgram, ttgir: str, ptx: str) -> list[str]:
+def findings(lowered: Lowered, ttgir: str, ptx: str) -> list[str]:
     """What is wrong with the main kernel of a program across nodes, in words; nothing, if all is well."""
-    wanted, there = expected(program), found(ttgir)
+    wanted, there = expected(lowered), found(ttgir)
     differing = sorted(k for k in wanted | there if wanted[k] != there[k])
     wrong = [f"{k}: the program says {wanted[k]}, found {there[k]}" for k in differing]
     calls = Counter(re.findall(r'tt\.extern_elementwise.*symbol = "(\w+)"', ttgir))

@@ -55,7 +55,7 @@ def judged(program: Any, schedule: tk.Schedule, arch: str = "sm_90") -> Compiled
     """The main kernel, which the gates have nothing to say about."""
     lowered, sizes = across_nodes(program, schedule, arch)
     *_, main = compiled(lowered, sizes)
-    assert findings(lowered.program, main.ttgir, main.code) == []
+    assert findings(lowered, main.ttgir, main.code) == []
     assert main.spill_bytes == 0 and main.warnings == ()
     assert main.shared_bytes <= (lowered.target.shared_bytes or 0)
     return main
@@ -69,12 +69,12 @@ class TestGate:
         main = judged(gather, rows)
         assert main.ttgir.count(PUT_SIGNAL) == 1 and PUT not in main.ttgir
         assert "wgmma" in main.code
-        program = across_nodes(gather, rows)[0].program
+        lowered, _ = across_nodes(gather, rows)
 
         def gate(change: Callable[[str], str], ptx: str = main.code) -> str:
             changed = change(main.ttgir)
             assert changed != main.ttgir or ptx != main.code
-            return "; ".join(findings(program, changed, ptx))
+            return "; ".join(findings(lowered, changed, ptx))
 
         def without(name: str) -> Callable[[str], str]:
             return lambda t: re.sub(rf"\n[^\n]*symbol = \"{name}\"[^\n]*", "", t, count=1)
@@ -128,7 +128,7 @@ class TestGate:
 
 def test_what_is_expected_follows_from_the_program() -> None:
     def of(program: Any, schedule: tk.Schedule) -> dict[str, int]:
-        return dict(expected(across_nodes(program, schedule)[0].program))
+        return dict(expected(across_nodes(program, schedule)[0]))
 
     assert of(gather, rows) == {"signals": 3, "puts": 1, "tests": 1}
     pull = all_gather_matmul.pull.changed(gather={"tile": (128, 256)})

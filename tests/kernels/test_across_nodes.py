@@ -13,6 +13,7 @@ import tilelink as tk
 from tests.kernels.gather_gemm import NAMED, Call
 from tests.parameters import covering, seldom
 from tests.programs.alone import sum_of_peers
+from tests.programs.places import MAYBE_FAR, READ, SUMS, first_of_node
 from tilelink.backend.targets import CPU, TARGETS
 from tilelink.emulator import Operation
 from tilelink.errors import FarAccessError, ScheduleError, StuckError, TargetError, WorldError
@@ -21,6 +22,7 @@ from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
 from tilelink.kernels.matmul_one_shot_all_reduce import matmul_one_shot_all_reduce
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
+from tilelink.programs.program import Program
 from tilelink.runtime.trace import align
 
 NODES, MORE = [(2, 1), (4, 2)], [(3, 1), (8, 4)]
@@ -125,6 +127,31 @@ def test_a_load_from_another_node_has_to_be_a_copy_first() -> None:
         nodes(4, 2).run(lambda g: sum_of_peers(x[g.rank], group=g))
     with pytest.raises(FarAccessError, match="no network loads into registers"):
         sum_of_peers.check(world=4, per_node=2, M=16, N=16)
+
+
+@pytest.mark.parametrize("program", SUMS, ids=lambda p: p.name)
+def test_a_rank_at_a_place_of_the_own_node_is_near(program: Program) -> None:
+    """However its place is named: it is read as on one node, in a kernel that asks nowhere where a rank is."""
+    x = [torch.full((20, 24), float(rank)) for rank in range(4)]
+    outs = nodes(4, 2).run(lambda g: program(x[g.rank], schedule=READ, group=g))
+    assert [out.unique().tolist() for out in outs] == [[1.0], [1.0], [5.0], [5.0]]
+    assert "is_far(" not in program.show("triton", READ, world=4, per_node=2, M=20, N=24)
+
+
+def test_the_first_rank_of_a_node_is_near_on_nodes_of_any_size() -> None:
+    x = [torch.full((20, 24), float(rank)) for rank in range(4)]
+    for per_node in (1, 2):
+        outs = nodes(4, per_node).run(lambda g: first_of_node(x[g.rank], schedule=READ, group=g))
+        assert [out[0, 0] for out in outs] == [rank // per_node * per_node for rank in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("program", "per_node"), [*((p, 2) for p in MAYBE_FAR), *((p, 1) for p in SUMS[1:]), (SUMS[2], 4)],
+    ids=lambda v: getattr(v, "name", v),
+)  # fmt: skip
+def test_a_rank_that_may_be_on_another_node_is_far(program: Program, per_node: int) -> None:
+    with pytest.raises(FarAccessError, match=r"places\.py:\d+: .*may be on another node"):
+        program.check(READ, world=8, per_node=per_node, M=20, N=24)
 
 
 def test_the_copy_engine_does_not_reach_other_nodes() -> None:

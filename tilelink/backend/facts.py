@@ -36,12 +36,14 @@ class Facts:
     mask. `described`: tensors that descriptors can describe, each with the dimension along which its elements are
     contiguous: 1 for a matrix by rows, 0 by columns, such as a weight of nn.Linear. Only `described` may differ between
     ranks; source for targets without descriptors does not depend on it. `peers`: ranks whose heaps have descriptors; 0
-    if no role has `via="tma"`. `timed`: workers record when tiles and waits begin and end."""
+    if no role has `via="tma"`. `per_node`: ranks of a node, None if one node has all. `timed`: workers record when
+    tiles and waits begin and end."""
 
     equal: frozenset[str]
     exact: frozenset[tuple[str, int]]
     described: frozenset[tuple[str, int]] = frozenset()
     peers: int = 0
+    per_node: int | None = None
     timed: bool = False
 
     def on(self, described: bool, *, bulk: bool) -> Facts:
@@ -64,13 +66,15 @@ class Facts:
             exact=frozenset((d, n) for d, n in blocks if sizes.exact(d, n)),
             described=frozenset(d for t in program.tensors for d in _described(t, program, sizes, lying)),
             peers=sizes.world if any(by_tma(role) for role in program.in_kernel) else 0,
+            per_node=sizes.per_node if sizes.per_node < sizes.world else None,
             timed=timed,
         )
 
     def __str__(self) -> str:
         equal = ", ".join(sorted(self.equal)) or "none"
         exact = ", ".join(f"{d} by {n}" for d, n in sorted(self.exact)) or "none"
-        return f"parts of one length: {equal}; no rest: {exact}{'; times are recorded' if self.timed else ''}"
+        nodes = f"; nodes of {self.per_node}" if self.per_node else ""
+        return f"parts of one length: {equal}; no rest: {exact}{nodes}{'; times are recorded' if self.timed else ''}"
 
 
 def fills(r: Range, facts: Facts) -> bool:

@@ -8,18 +8,23 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
+import sympy
+
 from tilelink.backend.addresses import along, arange
+from tilelink.backend.facts import Facts
 from tilelink.backend.kernel import ONE, Source, call, converted
 from tilelink.backend.parameters import HEAPS, WORLD
 from tilelink.backend.parameters import RANK as OWN
 from tilelink.backend.reach import OTHER, All, Near, Reach, Reached, home_of
 from tilelink.backend.signals import cell_of
 from tilelink.errors import FarAccessError
+from tilelink.frontend.bounds import below, ends_of
 from tilelink.frontend.cells import recipient
-from tilelink.frontend.expressions import PER_NODE, RANK, Expr, Mod, node_of, of_dim
+from tilelink.frontend.expressions import PER_NODE, RANK, Expr, node_of, of_dim, own, place_of, rank_at
 from tilelink.frontend.ir import (
     ALL_RANKS,
     Copy,
+    For,
     Notify,
     Range,
     Role,
@@ -28,6 +33,7 @@ from tilelink.frontend.ir import (
     TileProgram,
     View,
     Write,
+    every,
     walk,
 )
 from tilelink.frontend.values import ITEM_SIZE
@@ -36,6 +42,8 @@ if TYPE_CHECKING:
     from tilelink.backend.emit import RoleEmitter
 
 STAGE_ALIGNMENT = 128
+_NODE, _PLACE = own("node"), own("place")
+"""Of the executing rank."""
 
 
 def stage_bytes(program: TileProgram) -> int:
@@ -45,13 +53,17 @@ def stage_bytes(program: TileProgram) -> int:
     return -(-max(sizes, default=0) // STAGE_ALIGNMENT) * STAGE_ALIGNMENT
 
 
-def may_be_far(role: Role, home: Expr | str | None) -> bool:
-    """Whether a rank may be on another node than the executing rank. A place on the own node is not."""
+def may_be_far(role: Role, home: Expr | str | None, facts: Facts) -> bool:
+    """Whether a rank may be on another node than the executing rank: its place on this node is not provably one of the
+    places that a node has."""
     if not isinstance(home, Expr):
         return True
-    place = home - node_of(RANK) * PER_NODE
-    place = dict(role.walk.coordinates).get(str(place), place)
-    return home != RANK and not (isinstance(place, Mod) and place.args[1] == PER_NODE)
+    place = home.xreplace({node_of(RANK): _NODE, place_of(RANK): _PLACE}).xreplace({RANK: rank_at(_NODE, _PLACE)})
+    known = {} if facts.per_node is None else {PER_NODE: sympy.Integer(facts.per_node)}
+    place = sympy.expand((place - rank_at(_NODE, 0)).xreplace(known))
+    ends = {**ends_of(role.walk, every(For, role.body)), _PLACE: frozenset([PER_NODE])}
+    ends = {e: frozenset(end.xreplace(known) for end in given) for e, given in ends.items()}
+    return not below(place, PER_NODE.xreplace(known), ends)
 
 
 def _extents(ranges: tuple[Range, ...]) -> list[int]:
@@ -78,7 +90,7 @@ class Far(Reach):
 
     def may_be(self, home: Expr | str | None) -> bool:
         """Whether a rank may be on another node."""
-        return may_be_far(self.emitter.role, home)
+        return may_be_far(self.emitter.role, home, self.emitter.facts)
 
     def takes(self, s: Reached) -> bool:
         """Whether a statement may go to another node. All notifications may, because another rank than the home may get

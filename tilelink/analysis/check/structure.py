@@ -24,20 +24,8 @@ from dataclasses import dataclass
 import sympy
 
 from tilelink.frontend import ir
-from tilelink.frontend.expressions import (
-    PER_NODE,
-    RANK,
-    WORLD,
-    Expr,
-    Min,
-    Mod,
-    axis,
-    first_of,
-    floor,
-    floor_div,
-    never_negative,
-    symbol,
-)
+from tilelink.frontend.bounds import below, ends_of
+from tilelink.frontend.expressions import RANK, WORLD, Expr, Min, Mod, axis, first_of, symbol
 from tilelink.frontend.kept import kept
 from tilelink.frontend.routes import EXPERT, SEGMENT, end_of_rows
 from tilelink.frontend.sizes import Sizes
@@ -305,23 +293,5 @@ def _least_of(e: Expr) -> set[Expr]:
 
 
 def _below(e: Expr, size: Expr, place: RolePlace) -> bool:
-    """Whether an integer is in [0, size), at all sizes: the own rank, a rank axis, a loop's variable, a remainder, or a
-    place in a node."""
-    nodes = floor_div(WORLD, PER_NODE)
-    counts = {RANK: WORLD} | {symbol(name): count for name, count in place.role.walk.axes}
-    loops = {symbol(x.name): x for x in place.loops}
-    if e in counts:
-        return counts[e] == size or (counts[e], size) == (PER_NODE, WORLD)
-    if e in loops:
-        return size in _least_of(loops[e].stop) and never_negative(loops[e].start)
-    if e.is_Integer:
-        return e == 0 and size in (WORLD, PER_NODE, nodes)
-    if isinstance(e, Mod):
-        return e.args[1] == size and size in (WORLD, PER_NODE)
-    if size == nodes:
-        return isinstance(e, floor) and e.args[1] == PER_NODE and _below(e.args[0], WORLD, place)
-    if size == WORLD:  # a node times its ranks, plus a place in the node
-        node = sympy.expand(e).coeff(PER_NODE)
-        rest = sympy.expand(e - node * PER_NODE)
-        return node != 0 and _below(node, nodes, place) and _below(rest, PER_NODE, place)
-    return False
+    """Whether an integer is in [0, size), at all sizes."""
+    return below(e, size, ends_of(place.role.walk, place.loops))
