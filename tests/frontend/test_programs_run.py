@@ -14,6 +14,7 @@ from tests.analysis.runs import ATTENTION, BACKWARD, RING, notifying
 from tests.parameters import each_once, seldom
 from tests.programs import alone
 from tests.programs.attention import gathered_attention
+from tests.programs.entries import at_once, one_by_one, row_sums, sum_of_entries
 from tests.programs.gathered import waits_for_two
 from tests.programs.neighbours import both_neighbours, next_one, one_before
 from tests.programs.notifying import NOTIFYING
@@ -156,3 +157,20 @@ def test_neighbours_are_read_where_there_are_some(world: int) -> None:
         )
         for (one, other), y in zip(made, right, strict=True):
             assert torch.equal(one, y) and torch.equal(other, y), program
+
+
+@pytest.mark.parametrize("columns", [0, 5, 16])
+def test_a_block_over_a_whole_dimension(columns: int) -> None:
+    """Also over one of no elements, whose sum is 0: the block is masked, in a kernel of its own."""
+    x = numbers(20, columns)
+    outs, doubled = CpuWorld(1).run(lambda g: row_sums(x, schedule=at_once, group=g))[0]
+    assert torch.equal(outs, x.sum(1)) and torch.equal(doubled, 2 * x)
+    assert row_sums.check(at_once, world=1, M=20, Q=columns).verdict == "safe"
+    masked = "< Q)" in row_sums.show("triton", at_once, world=1, M=20, Q=columns)
+    assert masked == (columns != 16)
+
+
+def test_a_wait_for_entry_after_entry() -> None:
+    x = [numbers(3, 20, 24) for _ in range(2)]
+    outs = CpuWorld(2).run(lambda g: sum_of_entries(x[g.rank], schedule=one_by_one, group=g))
+    assert all(torch.equal(out, 2 * mine.sum(0)) for out, mine in zip(outs, x, strict=True))

@@ -111,7 +111,7 @@ class Sizes:
                         role.site,
                     )
             for dim, block in dict(role.resource.whole).items():
-                if not 0 < sizes[dim] <= block:
+                if sizes[dim] > block:
                     raise TileSizeError(
                         f"{role.name}: a block of {block} over the whole of {dim} does not hold its {sizes[dim]} "
                         f"elements; say whole={{{dim!r}: {smallest_tile(sizes[dim])}}}",
@@ -159,8 +159,8 @@ class Sizes:
 
     def exact(self, dim: str, extent: int) -> bool:
         """Whether blocks of `extent` fill the dimension, or each of its parts, without a rest. Never true for rows of a
-        route: their pieces have any length."""
-        return dim not in self.routed and all(n % extent == 0 for n in self.lengths(dim))
+        route, whose pieces have any length, and for an empty dimension: a block over the whole of it exists."""
+        return dim not in self.routed and dict(self.dims)[dim] > 0 and all(n % extent == 0 for n in self.lengths(dim))
 
 
 def _lengths(dim: str, given: Any, cut: bool, world: int, site: Site) -> tuple[int, ...]:
