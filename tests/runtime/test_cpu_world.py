@@ -63,9 +63,22 @@ def test_programs_take_turns() -> None:
         assert all(torch.equal(full, torch.cat(call.x)) for full in gathered)
 
 
-@pytest.mark.parametrize("change", [lambda x: x.add_(100), lambda x: torch.neg(x, out=x), lambda x: x[2:].zero_()])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.add_(100),
+        lambda x: torch.neg(x, out=x),
+        lambda x: x[2:].zero_(),
+        lambda x: x.numpy().fill(9),
+        lambda x: np.asarray(x).fill(9),
+        lambda x: x.untyped_storage().fill_(9),
+        lambda x: np.from_dlpack(x).__setitem__(0, 9),
+        lambda x: x.share_memory_().fill_(9),
+    ],
+    ids=["add_", "neg", "zero_", "numpy", "asarray", "storage", "dlpack", "share_memory_"],
+)
 def test_a_call_sees_what_its_inputs_held(change: Any) -> None:
-    """The host changes an input right after the call: on a stream that comes behind the run."""
+    """The host changes an input right after the call, also past torch: on a stream that comes behind the run."""
     x = [torch.full((4, 8), float(rank)) for rank in range(2)]
 
     def rank(group: Group) -> torch.Tensor:

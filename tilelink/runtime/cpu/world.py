@@ -119,7 +119,7 @@ class CpuWorld:
 
         def host(rank: int) -> T:
             group = self.groups[rank]
-            with torch.set_grad_enabled(gradients), _OnStream(group), _Read(group):  # for this rank's thread
+            with torch.set_grad_enabled(gradients), _OnStream(group), _Beside(group):  # for this rank's thread
                 return function(group)
 
         try:
@@ -283,11 +283,19 @@ def _uncompiled() -> Callable[..., Any]:
     return torch.compiler.disable(_dispatch)
 
 
-class _Read(TorchFunctionMode):
-    """Makes reads of a result wait that torch does without an operation: to Python, to numpy, to a file."""
+class _Beside(TorchFunctionMode):
+    """Makes what torch does without an operation wait: copies of a result to Python for the runs that write it, and
+    access to memory past torch (as an array, for a file, to move it) for the runs that read or write that memory."""
 
-    FUNCTIONS: ClassVar = frozenset(
-        [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.untyped_storage]
+    READ: ClassVar = frozenset([torch.Tensor.tolist])
+    SHARED: ClassVar = frozenset(
+        [
+            torch.Tensor.numpy,
+            torch.Tensor.__array__,
+            torch.Tensor.__dlpack__,
+            torch.Tensor.untyped_storage,
+            torch.Tensor.share_memory_,
+        ]
     )
 
     def __init__(self, group: CpuGroup) -> None:
@@ -295,8 +303,9 @@ class _Read(TorchFunctionMode):
         self.group = group
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in self.FUNCTIONS and _touch(args, self.group.written):
-            self.group.synchronize()
+        group, shared = self.group, func in self.SHARED
+        if (shared and _touch(args, group.read)) or ((shared or func in self.READ) and _touch(args, group.written)):
+            group.synchronize()
         return func(*args, **kwargs or {})
 
 
