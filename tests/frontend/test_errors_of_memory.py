@@ -54,7 +54,13 @@ MEMORY = [
     tile("tensor given to tl", ViewError, "a = tl.exp(x)  # <-", "x is used as if it were a block"),
     tile("view given to tl", ViewError, "a = tl.exp(x[t.rows])  # <-", "x[M[M_lo:+16], K]", ".load()"),
     tile("slice", ViewError, "a = x[0:4].load()  # <-", "0:4", "t.rows", "tk.steps"),
-    tile("number in a wait", ViewError, "a = tk.wait(inbox[0, 3])  # <-", "name a range along M, not the number 3"),
+    tile(
+        "number in a wait",
+        ViewError,
+        "a = tk.wait(inbox[0, 3])  # <-",
+        "name a range along M, not the number 3: a range of the tile, or one entry of",
+        "`for i in tk.steps(inbox.M, by=1)`",
+    ),
     tile("attribute of a tensor", ViewError, "out.store(1.0)  # <-", "out has .rows, .cols", "out[...]"),
     tile(
         "attribute of a view", ViewError, "a = out[t].shape  # <-", ".load(), .store(), .at() and .home", "not .shape"

@@ -258,6 +258,18 @@ def swapped(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
 
 
 @tk.tile
+def store_both(t, x, a, b):
+    block = x[t].load()
+    a[t].store(block)
+    b[t].store(block)
+
+
+@tk.program
+def two_outputs(x: tk.Local("M", "K"), a: tk.Local("M", "K"), b: tk.Local("M", "K")):
+    store_both[tk.tiles(a)](x, a, b)
+
+
+@tk.tile
 def copy_checked(t, x, out):
     block = x[t].load()
     tl.device_assert(block < 500, "too large")

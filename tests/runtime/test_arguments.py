@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tilelink as tk
-from tests.programs.alone import forgotten, keep, kept_inside, swapped
+from tests.programs.alone import forgotten, keep, kept_inside, swapped, two_outputs
 from tilelink.errors import (
     ArgumentError,
     DeviceError,
@@ -340,8 +340,29 @@ def test_output_shares_memory_with_an_input(world: CpuWorld, other: str) -> None
 
     with pytest.raises(ArgumentError) as e:
         world.run(rank)
-    check_error(e.value, ArgumentError, f"out shares memory with {other}", "overlap")
+    check_error(
+        e.value,
+        ArgumentError,
+        f"out shares memory with {other}: tiles run in any order, so one may store to out where another, on this rank "
+        f"or a peer, has yet to read {other}; out needs memory of its own",
+        "overlap",
+    )
     assert all((m == PATTERN).all() for m in memory)
+    check_usable(world)
+
+
+def test_outputs_share_memory(world: CpuWorld) -> None:
+    memory = torch.full((ROWS, K), PATTERN)
+    both = tk.Schedule(store_both=tk.SMs(1, tile=(16, 16)))
+    with pytest.raises(ArgumentError) as e:
+        world.run(lambda g: two_outputs(x(), memory, memory, schedule=both, group=g))  # outputs
+    check_error(
+        e.value,
+        ArgumentError,
+        "a shares memory with b: both are results, and tiles store them in any order; a and b need memory of their own",
+        "outputs",
+    )
+    assert (memory == PATTERN).all()
     check_usable(world)
 
 

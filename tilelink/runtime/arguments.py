@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
@@ -250,7 +250,9 @@ def _plain(given: Any) -> tuple[Any, ...]:
     return given.plain if isinstance(given, Integers) else tuple(given)
 
 
-def check_overlap(outputs: Iterable[str], tensors: Mapping[str, Any], reaches: Mapping[str, int] | None = None) -> None:
+def check_overlap(
+    outputs: Collection[str], tensors: Mapping[str, Any], reaches: Mapping[str, int] | None = None
+) -> None:
     """Raises ArgumentError if an output shares memory with another tensor, or if it takes too long to find out.
     `reaches`: `reach` of each tensor, where it is known; tensors without it are absent."""
     reaches = {n: reach(t) for n, t in tensors.items()} if reaches is None else reaches
@@ -259,8 +261,13 @@ def check_overlap(outputs: Iterable[str], tensors: Mapping[str, Any], reaches: M
         first, end = begins[out], begins[out] + reaches[out]
         for other, begin in begins.items():
             if begin < end and first < begin + reaches[other] and other != out and _share(tensors[out], tensors[other]):
-                what = f"{out} shares memory with {other}: it would be overwritten while peers read it"
-                raise ArgumentError(what, Site.of_user())
+                why = (
+                    f"both are results, and tiles store them in any order; {out} and {other} need memory of their own"
+                    if other in outputs
+                    else f"tiles run in any order, so one may store to {out} where another, on this rank or a peer, "
+                    f"has yet to read {other}; {out} needs memory of its own"
+                )
+                raise ArgumentError(f"{out} shares memory with {other}: {why}", Site.of_user())
 
 
 def reach(t: torch.Tensor) -> int:

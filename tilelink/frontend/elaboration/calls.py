@@ -245,7 +245,8 @@ class Calls(TritonCalls):
             for dim, i in zip(self.tensors[v.tensor].dims, v.index, strict=True):
                 if isinstance(i, Expr) and dim != ir.RANKS_DIM:
                     self.fail(ViewError, node, f"{ast.unparse(node.func)} of {v}: signals belong to tiles, so name a "
-                              f"range along {dim}, not the number {to_text(i)}")
+                              f"range along {dim}, not the number {to_text(i)}: a range of the tile, or one entry of "
+                              f"`for i in tk.steps({v.tensor}.{dim}, by=1)`")
         if not values or node.keywords:
             self.fail(ViewError, node, f"{ast.unparse(node.func)} takes views, and nothing else")
         return values
