@@ -1,4 +1,5 @@
-"""Arithmetic of interpreted kernels: bfloat16 in float32, where Triton's interpreter would add its uint16 words."""
+"""Arithmetic of interpreted kernels: bfloat16 in float32, where Triton's interpreter would add its uint16 words, and
+casts to and from float8 as kernels make them."""
 
 from __future__ import annotations
 
@@ -6,14 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
 import triton.runtime.interpreter as stock
 
-from tilelink.emulator.kernel_values import Handle
+from tilelink.emulator.kernel_values import Handle, numpy_dtype
 from tilelink.emulator.memory import Array
 
 _Builder = stock.InterpreterBuilder
 _QUIET_NAN = np.uint16(0x7FC0)
+_FLOAT8_NAN = np.uint8(0x7F)
+_FLOAT8: dict[Any, Array] = {
+    dtype: torch.arange(256, dtype=torch.uint8).view(same).float().numpy()
+    for dtype, same in ((tl.float8e4nv, torch.float8_e4m3fn), (tl.float8e5, torch.float8_e5m2))
+}
+"""The values of the 256 words of each float8 format. Words 0 to 0x7F grow in value; from 0x80 on they are negative."""
 
 
 def to_float32(words: Array) -> Array:
@@ -31,11 +39,31 @@ def from_float32(values: Array) -> Array:
     return np.where(np.isnan(values), _QUIET_NAN, words)
 
 
+def to_float8(values: Array, dtype: Any, toward_zero: bool = False) -> Array:
+    """The words of a float8 dtype nearest to float32 values, as NVIDIA's `cvt.rn.satfinite` makes them.
+
+    Ties go to even. Values beyond the largest finite one become the largest finite one, and so does infinity: torch
+    makes infinity of them in e5m2, and older versions of torch make NaN of them in e4m3. NaN becomes the word 0x7F,
+    whatever its sign. `toward_zero` rounds as NVIDIA's `cvt.rz`: infinity stays infinity in e5m2."""
+    magnitudes, words = np.abs(values), _FLOAT8[dtype][:0x80]
+    if toward_zero:
+        found = np.searchsorted(words[~np.isnan(words)], magnitudes, "right") - 1
+    else:
+        finite = words[np.isfinite(words)]
+        halfway = (finite[:-1] + finite[1:]) / 2
+        below, above = (np.searchsorted(halfway, magnitudes, side) for side in ("left", "right"))
+        found = np.where(below % 2, above, below)  # they differ in a tie
+    signed = found.astype(np.uint8) | (np.signbit(values).astype(np.uint8) << np.uint8(7))
+    return np.where(np.isnan(values), _FLOAT8_NAN, signed)
+
+
 def _is_bfloat16(handle: Any) -> bool:
     return bool(handle.data.dtype == np.uint16 and handle.dtype.scalar == tl.bfloat16)
 
 
 def _widened(handle: Any) -> Any:
+    if handle.dtype.scalar in _FLOAT8:
+        return Handle(_FLOAT8[handle.dtype.scalar][handle.data], tl.float32)
     return Handle(to_float32(handle.data), tl.float32) if _is_bfloat16(handle) else handle
 
 
@@ -45,9 +73,16 @@ def _narrowed(handle: Any) -> Any:
     return Handle(handle.data, tl.bfloat16)
 
 
+def _refuse_float8(handle: Any) -> None:
+    if handle.data.dtype == np.uint8 and handle.dtype.scalar in _FLOAT8:
+        raise TypeError(f"Triton computes nothing in {handle.dtype.scalar}; convert blocks first: x.to(tl.float32)")
+
+
 def _computed_wide(operation: Callable[..., Any], operands: int) -> Callable[..., Any]:
     def wide(self: Any, *arguments: Any) -> Any:
         handles, rest = arguments[:operands], arguments[operands:]
+        if rest[:1] != (np.where,):
+            _refuse_float8(handles[-1])
         if not _is_bfloat16(handles[-1]) or rest[:1] == (np.where,):
             return operation(self, *arguments)
         return _narrowed(operation(self, *map(_widened, handles), *rest))
@@ -71,8 +106,18 @@ def _float_cast(self: Any, source: Any, target: Any, rounding: Any) -> Any:
     return _stock_float_cast(self, source, target, rounding)
 
 
+def convert_float(data: Array, before: Any, after: Any, rounding: Any) -> Array:
+    """Replaces `_convert_float` of Triton's interpreter: casts from and to float8."""
+    if before not in _FLOAT8 and after not in _FLOAT8:
+        return _stock_convert_float(data, before, after, rounding)
+    values = _widened(Handle(data, before)).data.astype(np.float32)
+    if after in _FLOAT8:
+        return to_float8(values, after, rounding == stock._ir.ROUNDING_MODE.RTZ)
+    return from_float32(values) if after == tl.bfloat16 else values.astype(numpy_dtype(after))
+
+
 def _dot(self: Any, a: Any, b: Any, accumulator: Any, *precision: Any) -> Any:
-    if all(operand.dtype.scalar in (tl.float16, tl.bfloat16, tl.float32) for operand in (a, b)):
+    if all(operand.dtype.scalar in (tl.float16, tl.bfloat16, tl.float32, *_FLOAT8) for operand in (a, b)):
         # In float64, because in float32 the BLAS of some CPUs adds up a row in an order that depends on its place.
         left, right = (_widened(operand).data.astype(np.float64) for operand in (a, b))
         total = (left @ right).astype(np.float32) + _widened(accumulator).data
@@ -83,9 +128,12 @@ def _dot(self: Any, a: Any, b: Any, accumulator: Any, *precision: Any) -> Any:
 
 
 def reduce_or_scan(self: Any, inputs: Any) -> Any:
-    """Replaces `ReduceScanOpInterface.apply`; computes bfloat16 in float32."""
+    """Replaces `ReduceScanOpInterface.apply`; computes bfloat16 in float32. Raises TypeError for float8."""
     if not isinstance(inputs, tuple):
         return reduce_or_scan(self, (inputs,))[0]
+    for x in inputs:
+        if isinstance(x, tl.tensor):
+            _refuse_float8(x.handle)
     narrow = [isinstance(x, tl.tensor) and _is_bfloat16(x.handle) for x in inputs]
     if not any(narrow):
         return _stock_apply(self, inputs)
@@ -94,6 +142,7 @@ def reduce_or_scan(self: Any, inputs: Any) -> Any:
 
 
 _stock_cast, _stock_float_cast, _stock_dot = _Builder.cast_impl, _Builder.create_fp_to_fp, _Builder.create_dot
+_stock_convert_float: Callable[..., Array] = stock._convert_float
 _stock_apply = stock.ReduceScanOpInterface.apply
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     "unary_op": _computed_wide(_Builder.unary_op, 1),

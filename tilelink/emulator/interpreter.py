@@ -28,7 +28,7 @@ from triton.runtime.jit import JITFunction
 
 from tilelink.emulator import sites
 from tilelink.emulator.accesses import Accesses
-from tilelink.emulator.arithmetic import ARITHMETIC, reduce_or_scan
+from tilelink.emulator.arithmetic import ARITHMETIC, convert_float, reduce_or_scan
 from tilelink.emulator.kernel_values import assert_all, numpy_dtype, unwrapped
 from tilelink.emulator.memory_hooks import memory_hooks
 from tilelink.emulator.operators import Forms, operators
@@ -147,6 +147,7 @@ def _patched(memory: Accesses) -> ExitStack:
         # numpy 2.4 refuses int() of one-element arrays, on which Triton 3.6 relies.
         _replace(patches, tl.tensor, "__index__", lambda self: int(self.handle.data.item()))
         _replace(patches, stock, "_get_np_dtype", numpy_dtype)
+        _replace(patches, stock, "_convert_float", convert_float)
         _replace(patches, JITFunction, "__call__", _call)
         _replace(patches, JITFunction, "__get__", _bound)
         _replace(patches, stock.InterpretedFunction, "__call__", _call)
