@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 
 import tilelink as tk
 from tests.kernels.routed import Routed, run_and_check
@@ -17,7 +18,7 @@ from tests.programs.alone import scaled_by_rank
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
 from tests.runtime.small_worlds import SMALL, whole
 from tilelink.analysis.events import Events
-from tilelink.errors import ViewError
+from tilelink.errors import HeapError, StrideError, ViewError
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.kept import Kept
 from tilelink.frontend.sizes import Sizes
@@ -143,3 +144,44 @@ def test_what_is_in_a_graph_stays() -> None:
     x = torch.cat(second.x)
     for rank, out in enumerate(ranks.run(body)):
         torch.testing.assert_close(out, x @ first.weight[rank], rtol=0, atol=0)
+
+
+@tk.tile
+def keep(t, x, kept):
+    tk.notify(tk.copy(x[t], kept[t]))
+
+
+@tk.tile
+def add_up(t, kept, out):
+    acc = tl.zeros(t.shape, tl.float32)
+    for n in tk.steps(kept.N):
+        acc += tl.sum(tk.wait(kept[t, n]).load().to(tl.float32), 2)
+    out[t].store(acc)
+
+
+@tk.program
+def kept_and_added_up(x: tk.Local("E", "M", "N"), out: tk.Local("E", "M", dtype=tl.float32)):
+    kept = tk.local("E", "M", "N")
+    keep[tk.tiles(x)](x, kept)
+    add_up[tk.tiles(out)](kept, out)
+
+
+OF_128_ROWS = tk.Schedule(keep=tk.SMs(tile=(1, 128, 16)), add_up=tk.SMs(tile=(1, 128, 16)))
+OF_16_ROWS = tk.Schedule(keep=tk.SMs(tile=(1, 16, 16)), add_up=tk.SMs(tile=(1, 16, 16)))
+FARTHEST_ROWS = 16909319
+"""The longest rows of which 127 and 15 elements are fewer than 2**31."""
+
+
+@pytest.mark.parametrize(("shape", "schedule", "error", "says"), [
+    ((1, 127, FARTHEST_ROWS + 1), OF_128_ROWS, StrideError, "blocks of 1 x 128 x 16 reach 2147483655 elements far"),
+    ((1, 127, FARTHEST_ROWS), OF_128_ROWS, HeapError, "heap is too small"),
+    ((1, 2**16, 2**16), OF_16_ROWS, StrideError, "blocks of 1 x 16 x 16 reach 4294967296 elements far"),
+    ((1, 2**15, 2**15), OF_16_ROWS, HeapError, "heap is too small"),
+])  # fmt: skip
+def test_a_block_on_the_heap_does_not_reach_farther_than_32_bits(
+    shape: tuple[int, ...], schedule: tk.Schedule, error: type[Exception], says: str
+) -> None:
+    """A matrix of 2**32 elements is too far from the next one, even for blocks of one matrix."""
+    x = torch.zeros(1, dtype=torch.int8).expand(shape)  # one byte of memory
+    with pytest.raises(error, match=rf"test_prepare.py:\d+: .*{says}"):
+        CpuWorld(1).run(lambda group: kept_and_added_up(x, schedule=schedule, group=group))

@@ -5,9 +5,10 @@ and signal counts) and checked, unless TILELINK_CHECK=0 is set."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from tilelink.analysis.check import Report, check_events, why_not_structural, without_result
 from tilelink.analysis.events import Events
+from tilelink.analysis.placement import shape_on
 from tilelink.analysis.unroll import BUDGET, check_budget, estimated, unroll
 from tilelink.backend.cache import load
 from tilelink.backend.facts import LONGEST_CHUNK, Facts
@@ -24,7 +26,7 @@ from tilelink.backend.publishing import publishing_roles
 from tilelink.backend.targets import Target
 from tilelink.errors import ArgumentError, Site, StrideError, UnsafeProgramError
 from tilelink.frontend.expressions import RANK
-from tilelink.frontend.ir import For, Range, Role, TileProgram, walk
+from tilelink.frontend.ir import For, Range, Role, TileProgram, View, Write, walk
 from tilelink.frontend.kept import kept
 from tilelink.frontend.passes.publish import publish_sources
 from tilelink.frontend.routes import Routing
@@ -103,11 +105,8 @@ class Prepared:
                 strides = tensors[name].stride()
                 reach = sum((n - 1) * s for n, s in zip(block, strides, strict=True))
                 if reach > FARTHEST:
-                    raise StrideError(
-                        f"{name} has strides {strides}: blocks of {' x '.join(map(str, block))} reach {reach} elements "
-                        f"far, {FARTHEST} is the most; use a smaller tile, or a copy of {name} that is contiguous",
-                        site,
-                    )
+                    remedy = f"use a smaller tile, or a copy of {name} that is contiguous"
+                    raise _too_far(f"{name} has strides {strides}", block, reach, remedy, site)
 
 
 @kept(8)
@@ -132,16 +131,42 @@ def engines_are_structural(program: TileProgram) -> bool:
     return a_tile_a_cell and all(map(one_peer, program.on_engine))
 
 
+Block = tuple[int, ...]
+"""The shape of a block: its elements along each dimension of its tensor."""
+
+
 @kept()
-def blocks_of_callers(program: TileProgram) -> frozenset[tuple[str, tuple[int, ...]]]:
+def blocks_of_callers(program: TileProgram) -> frozenset[tuple[str, Block]]:
     """The tensors of a caller, with the shapes of the blocks in which kernels touch them."""
     own = {t.name for t in program.tensors} - {t.name for t in program.on_heap}
-    roles = [(role, own) for role in program.in_kernel]
-    roles += [(role, set(program.published)) for role in publishing_roles(program)]
-    views = [v for role, names in roles for s in walk(role.body) for v in s.touched if v.tensor in names]
-    return frozenset(
-        (v.tensor, tuple((i.extent or LONGEST_CHUNK) if isinstance(i, Range) else 1 for i in v.index)) for v in views
-    )
+    published = _blocks(publishing_roles(program), set(program.published))
+    return frozenset((v.tensor, block) for v, block in [*_blocks(program.in_kernel, own), *published])
+
+
+def check_reach(program: TileProgram, sizes: Sizes) -> None:
+    """Raises StrideError if a block on the heap would reach farther than its kernel can count, at these sizes."""
+    roles = (*program.in_kernel, *publishing_roles(program))
+    for view, block in _blocks(roles, {t.name for t in program.on_heap}):
+        shape = shape_on(program.tensor(view.tensor), sizes, None)
+        strides = [prod(shape[k + 1 :]) for k in range(len(shape))]
+        counted = [s for s, i in zip(strides, view.index, strict=True) if isinstance(i, Range)]
+        reach = max(sum((n - 1) * s for n, s in zip(block, strides, strict=True)), *counted, 0)
+        if reach > FARTHEST:
+            lies = f"{view.tensor} has the shape {shape} on the symmetric heap"
+            raise _too_far(lies, block, reach, "use a smaller tile, or smaller sizes", Site.of_user())
+
+
+def _blocks(roles: Iterable[Role], names: Set[str]) -> Iterator[tuple[View, Block]]:
+    """The views of these tensors that roles load, store or copy, with the shapes of their blocks."""
+    for s in (s for role in roles for s in walk(role.body)):
+        for view in (*s.read, *((s.target,) if isinstance(s, Write) else ())):
+            if view.tensor in names:
+                yield view, tuple((i.extent or LONGEST_CHUNK) if isinstance(i, Range) else 1 for i in view.index)
+
+
+def _too_far(lies: str, block: Block, reach: int, remedy: str, site: Site) -> StrideError:
+    blocks = f"blocks of {' x '.join(map(str, block))} reach {reach} elements far"
+    return StrideError(f"{lies}: {blocks}, {FARTHEST} is the most; {remedy}", site)
 
 
 def prepare(
@@ -149,8 +174,8 @@ def prepare(
 ) -> Prepared:
     """The prepared program for a call, on nodes of `per_node` ranks (all ranks by default), for a target with `sms` SMs
     a device. A schedule taken by its name (or by default) is fitted to the sizes and the target; a `Schedule` object is
-    used unchanged. Raises the errors of the frontend and of unrolling; with `check`, also UnsafeProgramError,
-    BudgetError and the errors of `check_results`."""
+    used unchanged. Raises StrideError, the errors of the frontend and of unrolling; with `check`, also
+    UnsafeProgramError, BudgetError and the errors of `check_results`."""
     call, schedule = arguments.call, arguments.call.schedule
     if not isinstance(schedule, Schedule):
         schedule = call.program.fit(
@@ -165,6 +190,7 @@ def prepare(
     sizes = Sizes.of(program, world, arguments.sizes, per_node, counted=not program.routes)
     if target.network:
         program = publish_sources(program)
+    check_reach(program, sizes)
     because = why_not_structural(program, sizes)
     if program.routes and because:
         why = f"and the structure does not show that it is safe wherever they go: {because}"
