@@ -21,6 +21,7 @@ from tests.kernels.gather_gemm import Call, small_world
 from tests.kernels.gemm_reduce import Sum, in_tiles
 from tests.parameters import each_once
 from tests.programs.exchanges import telling
+from tests.programs.gathered import gathered
 from tilelink.backend.parameters import Parameter
 from tilelink.backend.targets import CPU
 from tilelink.backend.targets.multimem import multicast_notify, multicast_store, multicast_sum
@@ -59,6 +60,14 @@ def test_stores_and_notifications_go_to_all_at_once(M: Any, K: int) -> None:
 def test_rows_of_other_lengths_and_other_schedules_loop(schedule: tk.Schedule, dtype: str, K: int) -> None:
     text = source(schedule, dtype, M=48, N=16, K=K)
     assert "multicast_store" not in text and "notify(peer(" in gather(text)
+
+
+@pytest.mark.parametrize(("dtype", "at_once"), [("bool", False), ("int64", False), ("int8", True)])
+def test_dtypes_whose_elements_are_not_packed_loop(dtype: str, at_once: bool) -> None:
+    """Blocks of bool have one bit an element: Triton packs none of them into words."""
+    schedule = tk.Schedule(gather=tk.SMs(2, tile=(16, 32), at="home", via="multicast"), take=tk.SMs(tile=(16, 32)))
+    found = gathered.lowered_at(schedule, target=TARGET, world=3, sizes={"M": 48, "K": 160}, dtypes=dtype)[0].source
+    assert ("multicast_store(" in gather(found)) == at_once
 
 
 @pytest.fixture(autouse=True)

@@ -117,9 +117,10 @@ def bulk_chunk(tensor: Tensor, lines: Range, line: Range) -> int:
 
 
 def vector_of(tensor: Tensor) -> int | None:
-    """The elements in 16 bytes of a tensor, which a multicast stores at once; None for elements wider than 4 bytes."""
+    """The elements in 16 bytes of a tensor, which a multicast stores at once; None for elements that it can't pack into
+    words: those wider than 4 bytes, and bool, whose blocks have one bit an element."""
     size = ITEM_SIZE[tensor.dtype]
-    return 16 // size if size <= 4 else None
+    return 16 // size if size <= 4 and tensor.dtype != "bool" else None
 
 
 @kept()
