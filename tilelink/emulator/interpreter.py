@@ -1,6 +1,6 @@
-"""The adapter to Triton's interpreter. Only six files depend on its internals, in Triton 3.6 to 3.9: this one, the
-replacements for its memory accesses (`memory_hooks.py`), arithmetic (`arithmetic.py`) and operators (`operators.py`),
-`kernel_values.py`, and `words.py`.
+"""The adapter to Triton's interpreter. Only seven files depend on its internals, in Triton 3.6 to 3.9: this one, the
+replacements for its memory accesses (`memory_hooks.py`), arithmetic (`arithmetic.py`), operators (`operators.py`) and
+`libdevice.py`, `kernel_values.py`, and `words.py`.
 
 Nothing is patched at import. `installed` patches Triton for the duration of a run: `triton.language` computes with
 numpy, calls of `@triton.jit` functions run their Python source, and every access to memory goes to `Accesses`.
@@ -30,6 +30,7 @@ from tilelink.emulator import sites
 from tilelink.emulator.accesses import Accesses
 from tilelink.emulator.arithmetic import ARITHMETIC, convert_float, reduce_or_scan
 from tilelink.emulator.kernel_values import assert_all, numpy_dtype, unwrapped
+from tilelink.emulator.libdevice import create_extern_elementwise, libdevice_names
 from tilelink.emulator.memory_hooks import memory_hooks
 from tilelink.emulator.operators import Forms, operators
 from tilelink.errors import Site, WorldError
@@ -74,7 +75,7 @@ def interpreted(kernel: Any) -> InterpretedKernel:
         names = {"interpreter_semantic": stock.interpreter_semantic}
         if hasattr(stock, "_InterpreterComparison"):
             names["_InterpreterComparison"] = stock._InterpreterComparison
-        function = _rewritten(kernel, names)
+        function = _rewritten(kernel, names | libdevice_names(kernel.fn))
         constexprs = frozenset(parameter.name for parameter in kernel.params if parameter.is_constexpr)
         twin = InterpretedKernel(kernel.__name__, function, kernel.signature, constexprs)
         setattr(kernel.fn, _TWIN, twin)  # a table would keep generated kernels alive
@@ -158,6 +159,7 @@ def _patched(memory: Accesses) -> ExitStack:
             if hasattr(_Builder, name) or name == "get_bf16":
                 _replace(patches, _Builder, name, hook)
         _replace(patches, _Builder, "create_assert", assert_all)
+        _replace(patches, _Builder, "create_extern_elementwise", create_extern_elementwise)
         forms = Forms()
         _replace(patches, tl.tensor, "__init__", lambda self, *of: forms.initialize(self, *of))
         for name, operator in operators(forms).items():
