@@ -13,7 +13,9 @@ import torch
 from tests.frontend.wrong import load
 from tests.kernels.gather_gemm import small_world
 from tilelink.backend.parameters import OF_TRITON
+from tilelink.backend.targets import TARGETS
 from tilelink.errors import ArgumentError, DimensionError, NotUnderstoodError, ScheduleError
+from tilelink.inspect.compile import each_compiled
 
 SOURCE = """
 @tk.tile
@@ -59,6 +61,18 @@ def test_a_dimension_or_a_role_may_be_called_so(old: str, name: str, tmp_path: P
     x = torch.randn(40, 20)
     (out,) = small_world(1).run(lambda group: module.program(x, schedule=module.schedule, group=group))
     assert torch.equal(out, x)
+
+
+@pytest.mark.parametrize("name", ["_", "größe", "Ä", "p" * 300])
+def test_a_program_may_be_called_so(name: str, tmp_path: Path) -> None:
+    """Its kernel has a name that assemblers and file systems take."""
+    module = load(tmp_path, SOURCE.replace("def program(", f"def {name}("))
+    program, x = getattr(module, name), torch.randn(40, 20)
+    (out,) = small_world(1).run(lambda group: program(x, schedule=module.schedule, group=group))
+    assert torch.equal(out, x)
+    lowered = program.lowered_at(module.schedule, target=TARGETS["sm_90"], world=1, sizes={"M": 40, "K": 20})
+    (compiled,) = each_compiled([lowered], lambda _, kernels: kernels)
+    assert isinstance(compiled, tuple), compiled
 
 
 def test_two_dimensions_that_python_takes_for_one(tmp_path: Path) -> None:

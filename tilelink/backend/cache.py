@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
+from tilelink.backend.kernel import kernel_name
 from tilelink.backend.lower import Lowered
 from tilelink.errors import TileLinkError
 from tilelink.frontend.kept import kept
@@ -36,8 +37,9 @@ def cache_folder() -> Path:
 
 
 def store(source: str, name: str) -> Path:
-    """Writes a module, atomically, and returns its path. A file that exists is used only if it has this text."""
-    path = cache_folder() / f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:16]}.py"
+    """Writes the module of a program with this name, atomically, and returns its path. A file that exists is used only
+    if it has this text."""
+    path = cache_folder() / f"{kernel_name(name)}_{hashlib.sha256(source.encode()).hexdigest()[:16]}.py"
     if path.exists() and path.read_text() == source:
         return path
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")

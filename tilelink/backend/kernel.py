@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import keyword
+import re
 import unicodedata
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -24,6 +25,15 @@ Source = str
 ZERO, ONE = "0", "1"
 NOT_OURS = frozenset({"tl", "triton", "gluon", *keyword.kwlist, *dir(builtins)})
 """Names of Triton and Python."""
+LONGEST_NAME = 100
+"""The most letters in the name of a kernel; Triton's files have it, too, and file systems take 255 bytes."""
+
+
+def kernel_name(program: str) -> str:
+    """The name of a program's kernel and of its file. Assemblers take ASCII letters, digits and `_`, but not `_`
+    alone."""
+    name = re.sub(r"[^A-Za-z0-9_]", "_", program)[:LONGEST_NAME]
+    return name if name.strip("_") else f"kernel{name}"
 
 
 @kept(1 << 16)

@@ -115,7 +115,7 @@ class Module:
         read = names_in(body)
         taken = tuple(p for p in self.names.parameters if p.name in read)
         stable = [p.name for p in taken if p.kind in _STABLE or p.name in ("rank", "slot")]
-        made = Kernel(self.names.module.name(("kernel", suffix), self.program.name + suffix), taken)
+        made = Kernel(self.names.kernel(suffix), taken)
         decorator, parameters = f"{self.jit}(do_not_specialize={stable!r})", tuple(p.name for p in taken)
         self.functions.append(Function(made.name, parameters, body, decorator, frozenset([STAMPS])))
         return made

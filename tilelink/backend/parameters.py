@@ -9,7 +9,7 @@ from typing import Any
 
 from tilelink.backend import bulk
 from tilelink.backend.facts import Facts
-from tilelink.backend.kernel import Scope, Source
+from tilelink.backend.kernel import Scope, Source, kernel_name
 from tilelink.backend.pipelining import DescribedBlock
 from tilelink.errors import LoweringError
 from tilelink.frontend import expressions
@@ -84,15 +84,19 @@ class Names:
     def __init__(self, program: TileProgram, facts: Facts, imported: Iterable[str]) -> None:
         self.program, self.facts = program, facts
         self.module = Scope(taken=[*imported, *OF_RUN, *WORKING, STAMPS, COUNTED, *OF_TRITON])
-        called = self.module.name(("kernel", ""), program.name)
-        for suffix in ("_tables", "_publish", "_enter", "_leave"):
-            self.module.name(("kernel", suffix), called + suffix)
+        for suffix in ("", "_tables", "_publish", "_enter", "_leave"):
+            self.kernel(suffix)
         for function, _ in program.functions:
             self.function(function)
         for role in program.in_kernel:
             self.role(role.name)
         self.module.names |= {expressions.RANK.name: RANK, expressions.WORLD.name: WORLD}
         self.parameters = tuple(self._made())
+
+    def kernel(self, suffix: str) -> str:
+        """The name of the main kernel, or of another one, which has a suffix."""
+        like = self.kernel("") + suffix if suffix else kernel_name(self.program.name)
+        return self.module.name(("kernel", suffix), like)
 
     def role(self, role: str) -> str:
         """The name of the function of a role."""
