@@ -91,6 +91,26 @@ def test_a_kernel_may_use_variables_of_the_function_around_it():
     assert (target == 3).all()
 
 
+@triton.jit(noinline=True)
+def _apart(x):
+    return x + 1
+
+
+@triton.jit
+def _calling_apart(source_ptr, target_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(target_ptr + i, tl.load(source_ptr + i) + _apart(tl.load(source_ptr)))
+    tl.store(target_ptr + i, _apart(tl.load(source_ptr + i)))
+
+
+@pytest.mark.versions
+def test_a_function_that_is_not_inlined_takes_no_block_as_in_the_compiler():
+    target = torch.zeros(4)
+    with pytest.raises(KernelError, match=r":\d+: .*_apart is marked noinline, and Triton gives no block"):
+        _copy(torch.ones(4), target, _calling_apart)
+    assert (target == 3).all()
+
+
 def test_only_one_run_at_a_time():
     def host(rank: int) -> None:
         Execution(1).run(lambda rank: None)

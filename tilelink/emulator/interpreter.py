@@ -201,6 +201,11 @@ def _rewritten(kernel: Any, names: Mapping[str, Any]) -> FunctionType:
 
 
 def _call(kernel: Any, *arguments: Any, **named: Any) -> Any:
+    """Calls a function of a kernel. Raises TypeError for blocks that Triton's compiler refuses."""
+    given = (*arguments, *named.values())
+    if getattr(kernel, "noinline", False) and any(isinstance(v, tl.tensor) and v.type.is_block() for v in given):
+        why = "is marked noinline, and Triton gives no block to such a function: leave out noinline=True"
+        raise TypeError(f"{kernel.__name__} {why}")
     return interpreted(kernel).function(*arguments, **named)
 
 
