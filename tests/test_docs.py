@@ -36,6 +36,12 @@ def test_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.Mon
     load(tmp_path / f"{name}.py", "\n\n".join(text), listed=True)
 
 
+def test_products_of_the_first_page_are_as_exact_on_gpus() -> None:
+    """Its numbers are compared as float32. Without the keyword, NVIDIA GPUs round operands to TF32."""
+    lines = [line for block in blocks(ROOT / "README.md") for line in block.splitlines() if "tl.dot(" in line]
+    assert lines and all('input_precision="ieee"' in line for line in lines)
+
+
 @pytest.mark.verify
 @pytest.mark.parametrize(("page", "first"), [("operators", None), ("experts", 1)])
 def test_blocks_of_a_page_run_under_torchrun(page: str, first: int | None, tmp_path: Path) -> None:
