@@ -13,7 +13,7 @@ import torch.distributed as dist
 import tilelink.ops as ops
 from tests.ops.auto_on_ranks import on_machine
 from tests.ops.layers import Layer, layers
-from tests.ops.on_ranks import computed_by, noted, unsaid
+from tests.ops.on_ranks import computed_by, noted, unchanged_by_checkpoint, unsaid
 from tilelink.errors import ArgumentError, TileLinkError
 
 mixture: Any = importlib.import_module("tilelink.ops.mixture_of_experts")  # whose function has its name
@@ -237,6 +237,25 @@ def with_a_failing_activation(group: dist.ProcessGroup) -> tuple[str, list[str]]
 
 def refused(group: dist.ProcessGroup) -> list[str]:
     """What is not said of calls of the parts that can't be."""
+def checkpointed(group: dist.ProcessGroup, plan: str | None) -> list[str]:
+    """Gradients that an activation checkpoint changes: of a layer, or without a plan of its parts without a product."""
+    rank, world, call = dist.get_rank(group), dist.get_world_size(group), Layer((6,), 2, 2, none=0.2)
+    given = call.operands(world)[rank]
+    chosen, leaves = given.pop("topk_idx"), [t.requires_grad_() for t in given.values()]
+
+    def layer(*tensors: torch.Tensor) -> torch.Tensor:
+        of = dict(zip(given, tensors, strict=True))
+        return ops.mixture_of_experts(topk_idx=chosen, **of, group=group, plan=plan)
+
+    def parts(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        routing = ops.moe_routing(chosen, experts=2 * world, group=group)
+        return ops.moe_combine(ops.moe_dispatch(x, routing), routing, weights)
+
+    each = {"layer": (layer, leaves), "parts": (parts, [given["x"], given["topk_weights"]])}
+    return [f"{name}, {graph}" for name, (f, of) in each.items() for graph in (False, True)
+            if not unchanged_by_checkpoint(f, of, graph)]  # fmt: skip
+
+
     rank, world, call = dist.get_rank(group), dist.get_world_size(group), Layer((6,), 2, 2)
     given, found = call.operands(world)[rank], list[str]()
     x, weight = given["x"], given["gate_up"]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 import tilelink.nn as nn
 import tilelink.ops as ops
@@ -316,8 +317,47 @@ def tangents(group: dist.ProcessGroup) -> list[str]:
             torch.func.jvp(lambda x, call=operator, weight=weight: call(x, weight, group=group), (x,), (x,))
             found.append("computed")
         except ArgumentError as e:
-            found.append(f"{type(e).__name__}: {e.message}")
+            found.append(str(e))
     return found
+
+
+def differentiated_by_func(group: dist.ProcessGroup) -> list[str]:
+    """What comes of `torch.func.grad`, by operator, by a layer, and where a batch is inside of the gradient."""
+    column, weight, found = nn.ColumnParallelLinear(4, 6, bias=False, group=group), torch.randn(6, 4), []
+    operators = [partial(f, group=group) for f in (ops.all_gather_linear, ops.linear_reduce_scatter)]
+    calls: list[Callable[[torch.Tensor], Any]] = [lambda x, call=call: call(x, weight) for call in operators]
+    calls += [column, torch.func.vmap(calls[0])]
+    for call, shape in zip(calls, [(4, 4)] * 3 + [(2, 4, 4)], strict=True):
+        try:
+            torch.func.grad(lambda x, call=call: call(x).sum())(torch.randn(shape))
+            found.append("computed")
+        except ArgumentError as e:
+            found.append(str(e))
+    return found
+
+
+def checkpointed(group: dist.ProcessGroup) -> list[str]:
+    """Gradients that an activation checkpoint changes, of operators and layers, with and without a graph of them."""
+    column, row = nn.ColumnParallelLinear(4, 6, group=group), nn.RowParallelLinear(6, 4, group=group)
+    scattered = nn.RowParallelLinear(6, 4, sequence_parallel=True, group=group)
+
+    def layers(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return row(column(x @ weight.T @ weight)) + torch.cat([scattered(column(x))] * dist.get_world_size(group))
+
+    kept = partial(ops.all_gather_linear, return_gathered=True, group=group)
+    operators = (ops.all_gather_linear, ops.linear_reduce_scatter, ops.linear_all_reduce)
+    functions: list[Callable[..., Any]] = [*(partial(f, group=group) for f in operators), layers]
+    functions.append(lambda x, weight: torch.cat([t.flatten() for t in kept(x, weight)]))
+    x, weight = torch.randn(4, 4, requires_grad=True), torch.randn(6, 4, requires_grad=True)
+    return [f"{n}, {graph}" for n, f in enumerate(functions) for graph in (False, True)
+            if not unchanged_by_checkpoint(f, [x, weight], graph)]  # fmt: skip
+
+
+def unchanged_by_checkpoint(function: Callable[..., Any], leaves: Sequence[torch.Tensor], graph: bool) -> bool:
+    """Whether an activation checkpoint leaves the gradients of leaves. `graph`: whether a graph of them is made."""
+    outs = function(*leaves), checkpoint(function, *leaves, use_reentrant=False)
+    right, found = (torch.autograd.grad(y.square().sum(), leaves, create_graph=graph) for y in outs)
+    return all(torch.equal(a, b) for a, b in zip(right, found, strict=True))
 
 
 def memory_of_results(group: dist.ProcessGroup) -> list[str]:

@@ -255,6 +255,11 @@ def test_experts_out_of_range_are_so_in_every_integer_type(pool: Pool) -> None:
         assert wide == once == [-2, -2] and small == [4, 4] and turned == []
 
 
+@pytest.mark.parametrize("plan", [None, "once", "one_kernel"])
+def test_an_activation_checkpoint_changes_no_gradient(pool: Pool, plan: str | None) -> None:
+    assert_right(pool, [(0, 1)], of_experts.checkpointed, plan)
+
+
 @pytest.mark.parametrize("plan", [None, "once", "auto"])
 def test_ranks_with_other_numbers_of_tokens_say_so(pool: Pool, plan: str | None) -> None:
     said = r"RankMismatchError: .*rank 1 has tokens= 5, rank 0 4; pass the most tokens of any rank as tokens=, on every"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.ops import on_ranks
-from tests.ops.groups import on_two
+from tests.ops.groups import assert_right, on_two
 from tests.parameters import first_cases
 from tests.runtime.processes import Pool, fork_server
 from tilelink import ops
@@ -53,6 +53,7 @@ def test_inductor_leaves_an_operator_as_it_is(pool: Pool) -> None:
 def test_gradients_of_gradients_are_an_error(pool: Pool) -> None:
     for found in on_two(pool, on_ranks.second_gradients):
         assert len(found) == 12 and all("has no second derivative" in said for said in found), found
+        assert all("on_ranks.py:" in said for said in found), "the place of the user's backward"
 
 
 def test_results_may_be_changed_in_place(pool: Pool) -> None:
@@ -61,7 +62,18 @@ def test_results_may_be_changed_in_place(pool: Pool) -> None:
 
 def test_tangents_are_an_error(pool: Pool) -> None:
     for said in pool.results(on_ranks.on_groups, [(2,)], on_ranks.tangents)[2][0]:
-        assert said.startswith("ArgumentError: x has a tangent; operators have no forward-mode derivative")
+        assert "on_ranks.py:" in said and "x has a tangent; operators have no forward-mode derivative" in said
+
+
+def test_transforms_that_differentiate_are_an_error(pool: Pool) -> None:
+    ((*of_operators, layer, batch),) = pool.results(on_ranks.on_groups, [(2,)], on_ranks.differentiated_by_func)[2]
+    for name, said in zip(("all_gather_linear", "linear_reduce_scatter"), of_operators, strict=True):
+        assert "on_ranks.py:" in said and f"{name} can't be differentiated by torch.func (grad, vjp, jacrev): " in said
+    assert "a column-parallel linear can't be diff" in layer and "all_gather_linear can't be differentiated" in batch
+
+
+def test_an_activation_checkpoint_changes_no_gradient(pool: Pool) -> None:
+    assert_right(pool, [(0, 1)], on_ranks.checkpointed)
 
 
 def test_a_file_with_a_function_of_its_name_is_an_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

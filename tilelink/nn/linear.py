@@ -19,6 +19,7 @@ from tilelink.ops import all_gather_linear, linear_all_reduce, linear_reduce_sca
 from tilelink.ops.agreement import raise_everywhere
 from tilelink.ops.checks import cast_for, check_dim, check_weights, no_autocast
 from tilelink.ops.collectives import Members
+from tilelink.ops.eager import check_func_grad
 from tilelink.ops.operator import once
 from tilelink.ops.plain import Maybe, Tensors, side_by_side
 from tilelink.plans.names import ANYWHERE, check_plan, names_program
@@ -95,6 +96,7 @@ def share(features: int, world: int, what: str) -> int:
 
 def with_summed_gradient(x: torch.Tensor, group_name: str) -> torch.Tensor:
     """Returns x. In the backward, the gradients of x are summed over the ranks of the group."""
+    _check_func_grad("a gradient that is summed over the ranks", [x])
     summed: torch.Tensor = _WithSummedGradient.apply(x, group_name)
     return summed
 
@@ -108,6 +110,7 @@ def linear_of_replicated(
     Raises what `linear_all_reduce` raises, before anything is computed; the other ranks then raise RankFailedError in
     their next call.
     """
+    _check_func_grad("a column-parallel linear", [x, *weights])
     cast = cast_for(x)
     x, weights, biases = cast(x), [cast(w) for w in weights], [cast(b) for b in biases]
     try:
@@ -119,6 +122,11 @@ def linear_of_replicated(
         return list(_LinearOfReplicated.apply(x, group_name, plan, len(weights), *weights, *biases))
 
 
+def _check_func_grad(name: str, tensors: Tensors) -> None:
+    if not torch.compiler.is_compiling():
+        check_func_grad(name, tensors)
+
+
 class _WithSummedGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group_name: str) -> torch.Tensor:
@@ -127,7 +135,7 @@ class _WithSummedGradient(torch.autograd.Function):
 
     @staticmethod
     @partial(once, "a gradient that is summed over the ranks")
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, _: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         return _sum_over_ranks(grad, ctx.group_name), None
 
 
@@ -144,8 +152,8 @@ class _LinearOfReplicated(torch.autograd.Function):
 
     @staticmethod
     @partial(once, "a column-parallel linear")
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        x, *weights = ctx.saved_tensors
+    def backward(ctx: Any, saved: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        x, *weights = saved
         need_x, _, _, _, *needs = ctx.needs_input_grad
         need_weights, need_biases = needs[: len(weights)], needs[len(weights) :]
         of_x = None

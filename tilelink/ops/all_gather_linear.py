@@ -96,8 +96,8 @@ class AllGatherLinear(Call):
         ctx.save_for_backward(output[0] if self.return_gathered else self.x, *self.weights)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
-        x, *weights = ctx.saved_tensors
+    def backward(ctx: Any, saved: Any, *grads: Any) -> Mapping[str, Any]:
+        x, *weights = saved
         of_gathered = grads[0] if ctx.kept else None
         of_outs = [None] * len(weights) if grads[1] is None else list(grads[1])
         need_x, need_weights, *_ = ctx.needs_input_grad

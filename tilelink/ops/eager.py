@@ -8,9 +8,11 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C import _functorch
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function
 
+from tilelink.errors import ArgumentError, Site
 from tilelink.ops.repeated import each
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
-_is_mapped = torch._C._functorch.is_legacy_batchedtensor  # by `is_grads_batched` of `torch.autograd.grad`
+_is_mapped = _functorch.is_legacy_batchedtensor  # by `is_grads_batched` of `torch.autograd.grad`
 
 
 def only_called(tensors: Sequence[torch.Tensor]) -> bool:
@@ -30,7 +32,7 @@ def only_called(tensors: Sequence[torch.Tensor]) -> bool:
         return False
     if has_torch_function(tensors) or torch._C._len_torch_dispatch_stack():
         return False
-    if torch._C._functorch.peek_interpreter_stack():
+    if _functorch.peek_interpreter_stack():
         return False
     for t in tensors:
         if type(t) not in PLAIN or not (t.is_cuda or t.is_cpu):
@@ -45,6 +47,24 @@ def has_gradient(tensors: Sequence[torch.Tensor]) -> bool:
     if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
         return False
     return not torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOGRAD)
+
+
+def check_func_grad(name: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Raises ArgumentError if a transform of `torch.func` would differentiate the operator or layer called `name`.
+    Torch does not differentiate functions with our kind of gradient there, and its own error does not name them."""
+    if not torch.is_grad_enabled() or not _functorch.peek_interpreter_stack():
+        return
+    levels = {level.key() for level in _functorch.get_interpreter_stack()}
+    if _functorch.TransformType.Grad in levels and any(map(_has_gradient_inside, tensors)):
+        what = f"{name} can't be differentiated by torch.func (grad, vjp, jacrev)"
+        raise ArgumentError(f"{what}: take gradients by torch.autograd.grad or .backward()", Site.of_user())
+
+
+def _has_gradient_inside(t: torch.Tensor) -> bool:
+    """Whether a tensor, or one that transforms have wrapped, has a gradient."""
+    while not t.requires_grad and _functorch.is_functorch_wrapped_tensor(t):
+        t = _functorch.get_unwrapped(t)
+    return t.requires_grad
 
 
 class Differentiated(torch.autograd.Function):

@@ -49,10 +49,10 @@ class Sums(OfExperts):
         ctx.save_for_backward(self.place, self.weights, back, *more)
 
 
-def as_dispatched(ctx: Any, grad: torch.Tensor) -> dict[str, Any]:
+def as_dispatched(ctx: Any, saved: Any, grad: torch.Tensor) -> dict[str, Any]:
     """Returns the arguments of a dispatch of gradients: each row gets the gradient of its token. If rows have weights,
     the scaled gradients are laid out first, one for each row, as if each row were a token."""
-    place, weights, *_ = ctx.saved_tensors
+    place, weights, *_ = saved
     order, scale = routed.sources(place, weights, ctx.sent)
     if scale is not None:
         grad = routed.scaled(routed.taken(grad, order), scale)
@@ -99,8 +99,8 @@ class DispatchLinear(OfExperts):
         ctx.save_for_backward(self.weight, self.counts, self.place, output[1])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
-        (weight, counts, place, rows), dout = ctx.saved_tensors, grads[0].contiguous()
+    def backward(ctx: Any, saved: Any, *grads: Any) -> Mapping[str, Any]:
+        (weight, counts, place, rows), dout = saved, grads[0].contiguous()
         call = {"counts": counts, **ctx.call}
         if not ctx.needs_input_grad[0]:
             return {"weight": expert_gradients(dout=dout, x=rows, **call)}
@@ -145,8 +145,8 @@ class LinearCombine(Sums):
         self.keep_for_gradients(ctx, output[1], self.x, self.weight)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
-        (place, weights, back, x, weight), grad = ctx.saved_tensors, grads[0]
+    def backward(ctx: Any, saved: Any, *grads: Any) -> Mapping[str, Any]:
+        (place, weights, back, x, weight), grad = saved, grads[0]
         found = {"weights": routed.weights_of(grad, place, back)} if ctx.needs_input_grad[4] else {}
         match tuple(ctx.needs_input_grad[:2]):
             case (True, True):
@@ -154,9 +154,10 @@ class LinearCombine(Sums):
                 given = {"x": x, "weight": weight, "dout": grad.contiguous(), "order": order, "scale": scale}
                 found["x"], found["weight"] = linear_combine_gradients(**given, **ctx.call)
             case (True, False):
-                found["x"], _ = dispatch_linear(weight=weight.mT, keep=False, **as_dispatched(ctx, grad))
+                found["x"], _ = dispatch_linear(weight=weight.mT, keep=False, **as_dispatched(ctx, saved, grad))
             case (False, True):
-                found["weight"] = expert_gradients(dout=moe_dispatch(**as_dispatched(ctx, grad)), x=x, **ctx.call)
+                grads_of_rows = moe_dispatch(**as_dispatched(ctx, saved, grad))
+                found["weight"] = expert_gradients(dout=grads_of_rows, x=x, **ctx.call)
         return found
 
 
@@ -189,8 +190,8 @@ class Dispatch(OfExperts):
         ctx.save_for_backward(self.counts, self.place)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
-        counts, place = ctx.saved_tensors
+    def backward(ctx: Any, saved: Any, *grads: Any) -> Mapping[str, Any]:
+        counts, place = saved
         back = {"counts": counts, "place": place, "weights": None, "sent": ctx.sent, "keep": False}
         return {"x": moe_combine(x=grads[0].contiguous(), **back, **ctx.call)[0]}
 
@@ -225,10 +226,10 @@ class Combine(Sums):
         self.keep_for_gradients(ctx, output[1])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
-        (place, _, back), grad = ctx.saved_tensors, grads[0]
+    def backward(ctx: Any, saved: Any, *grads: Any) -> Mapping[str, Any]:
+        (place, _, back), grad = saved, grads[0]
         found = {"weights": routed.weights_of(grad, place, back)} if ctx.needs_input_grad[3] else {}
-        return found | ({"x": moe_dispatch(**as_dispatched(ctx, grad))} if ctx.needs_input_grad[0] else {})
+        return found | ({"x": moe_dispatch(**as_dispatched(ctx, saved, grad))} if ctx.needs_input_grad[0] else {})
 
 
 dispatch_linear, linear_combine = Operator(DispatchLinear), Operator(LinearCombine)

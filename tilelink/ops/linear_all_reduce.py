@@ -64,8 +64,8 @@ class LinearAllReduce(Call):
         ctx.save_for_backward(self.x, self.weight)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
-        (grad,), (x, weight) = grads, ctx.saved_tensors
+    def backward(ctx: Any, saved: Any, *grads: Any) -> Mapping[str, Any]:
+        (grad,), (x, weight) = grads, saved
         need_x, need_weight, need_bias, *_ = ctx.needs_input_grad
         scaled, over_all = grad if ctx.scale == 1 else grad * ctx.scale, list(range(grad.dim() - 1))
         return {

@@ -82,8 +82,8 @@ class LinearReduceScatter(Call):
         ctx.save_for_backward(self.x, self.weight)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
-        (grad,), (x, weight) = grads, ctx.saved_tensors
+    def backward(ctx: Any, saved: Any, *grads: Any) -> Mapping[str, Any]:
+        (grad,), (x, weight) = grads, saved
         needs = [bool(n) for n in ctx.needs_input_grad[:2]]
         found: list[torch.Tensor | None] = [None, None]
         if any(needs):

@@ -106,7 +106,7 @@ class GatherWeights(OfExperts):
         ctx.call = {"group_name": self.group_name, "plan": self.plan}
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
+    def backward(ctx: Any, saved: Any, *grads: Any) -> Mapping[str, Any]:
         return {"x": sum_of_weights(x=grads[0].contiguous(), **ctx.call)}
 
 
@@ -121,7 +121,7 @@ class SumOfWeights(GatherWeights):
         return path.members.reduce_scatter(self.x, [len(self.x) // world] * world)()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
+    def backward(ctx: Any, saved: Any, *grads: Any) -> Mapping[str, Any]:
         return {"x": gather_weights(x=grads[0].contiguous(), **ctx.call)}
 
 

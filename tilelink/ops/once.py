@@ -63,9 +63,9 @@ class OfTokens(OfExperts):
         ctx.save_for_backward(self.weight, self.counts, self.token, self.at, self.wanted, *more)
 
 
-def where_rows_are(ctx: Any) -> dict[str, Any]:
+def where_rows_are(ctx: Any, saved: Any) -> dict[str, Any]:
     """Returns the arguments that a gradient's call takes from the call of the forward."""
-    _, counts, token, at, wanted, *_ = ctx.saved_tensors
+    _, counts, token, at, wanted, *_ = saved
     return {"counts": counts, "token": token, "at": at, "wanted": wanted, "sent": ctx.sent, **ctx.call}
 
 
@@ -105,10 +105,10 @@ class DispatchLinearOnce(OfTokens):
         self.keep(ctx, output[1])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
-        (weight, counts, *_, rows), grad, found = ctx.saved_tensors, grads[0].contiguous(), {}
+    def backward(ctx: Any, saved: Any, *grads: Any) -> Mapping[str, Any]:
+        (weight, counts, *_, rows), grad, found = saved, grads[0].contiguous(), {}
         if ctx.needs_input_grad[0]:
-            found["x"] = linear_combine_once(x=grad, weight=weight.mT, weights=None, **where_rows_are(ctx))
+            found["x"] = linear_combine_once(x=grad, weight=weight.mT, weights=None, **where_rows_are(ctx, saved))
         if ctx.needs_input_grad[1]:
             found["weight"] = expert_gradients(dout=grad, x=rows, counts=counts, **ctx.call)
         return found
@@ -150,12 +150,12 @@ class LinearCombineOnce(OfTokens):
         self.keep(ctx, self.x, self.or_nothing(self.weights))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
+    def backward(ctx: Any, saved: Any, *grads: Any) -> Mapping[str, Any]:
         """Returns the gradients. The gradient of a row's weight is the row's x times `back`, the token's gradient after
         the product: both are on this rank, so no row has to come back."""
-        (weight, counts, _, at, _, x, weights), keep = ctx.saved_tensors, bool(ctx.needs_input_grad[1])
+        (weight, counts, _, at, _, x, weights), keep = saved, bool(ctx.needs_input_grad[1])
         back, rows = dispatch_linear_once(
-            x=grads[0].contiguous(), weight=weight.mT, kept=keep, **where_rows_are(ctx)
+            x=grads[0].contiguous(), weight=weight.mT, kept=keep, **where_rows_are(ctx, saved)
         )  # fmt: skip
         of_choices = weights if weights.numel() else torch.ones_like(at, dtype=torch.float32)
         scale = routed.weight_of_rows(of_choices, at, len(x))

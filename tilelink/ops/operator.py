@@ -17,11 +17,11 @@ import torch
 from torch.autograd.forward_ad import unpack_dual
 from torch.utils._pytree import tree_iter, tree_map_only
 
-from tilelink.errors import ArgumentError, MachineError, MachineMemoryError
+from tilelink.errors import ArgumentError, MachineError, MachineMemoryError, Site
 from tilelink.ops.agreement import agree, agree_again, agreed_machine, told_of_machine
 from tilelink.ops.checks import OF_TENSORS, short
 from tilelink.ops.collectives import Members, Traced, group_named
-from tilelink.ops.eager import Differentiated, has_gradient, only_called
+from tilelink.ops.eager import Differentiated, check_func_grad, has_gradient, only_called
 from tilelink.ops.known import Known, key, known_calls
 from tilelink.ops.plain import Plain
 from tilelink.ops.programs import Programs, path_of, preparing, reserved_on
@@ -74,7 +74,7 @@ def fastest(asked: Asked, world: int, name: str | None, dtype: torch.dtype, rese
 
 
 Backward = Callable[..., tuple[Any, ...]]
-"""The backward of an autograd function: takes its context and gradients of its results."""
+"""The backward of an autograd function: takes its context, its saved tensors, and gradients of its results."""
 
 
 class Call:
@@ -117,8 +117,9 @@ class Call:
         """Keeps what `backward` needs."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
-        """Returns the gradients of arguments, by name. An operator without this method has no gradient."""
+    def backward(ctx: Any, saved: Any, *grads: Any) -> Mapping[str, Any]:
+        """Returns the gradients of arguments, by name. `saved`: what `setup` saved for the backward; see `once`. An
+        operator without this method has no gradient."""
         raise NotImplementedError
 
     # ---- the same for all calls
@@ -208,7 +209,7 @@ class Operator:
         if only_called(tensors := self.tensors_of(values)):
             return self._eagerly(values, tensors)
         if not torch.compiler.is_compiling():
-            self._check_tangents(given)
+            self._check_derivatives(given, tensors)
         if self.evenly is not None:
             if given["lengths"] is None:
                 return self.evenly(*[given[n] for n in self.names if n != "lengths"])
@@ -246,11 +247,14 @@ class Operator:
         """Keeps in `ctx` what `backward` needs."""
         _setup(ctx, self.call(*values), results)
 
-    def _check_tangents(self, given: Mapping[str, Any]) -> None:
-        """Raises ArgumentError for tangents of forward-mode differentiation, which torch would drop silently."""
+    def _check_derivatives(self, given: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> None:
+        """Raises ArgumentError for tangents of forward-mode differentiation, which torch would drop silently, and in
+        transforms of `torch.func` that differentiate."""
         for name, value in given.items():
             if any(unpack_dual(t).tangent is not None for t in tensors_among([value])):
-                raise ArgumentError(f"{name} has a tangent; operators have no forward-mode derivative")
+                raise ArgumentError(f"{name} has a tangent; operators have no forward-mode derivative", Site.of_user())
+        if self.call.backward is not Call.backward:
+            check_func_grad(self.call.name, tensors)
 
 
 def _no_views(results: Any) -> Any:
@@ -298,8 +302,8 @@ def _setup(ctx: Any, call: Call, results: Any) -> None:
 def _backward(call: type[Call], arguments: Iterable[str]) -> Backward:
     """The backward of a description, which returns the gradients of all arguments."""
 
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        found = call.backward(ctx, *grads) if any(g is not None for g in grads) else {}
+    def backward(ctx: Any, saved: Any, *grads: Any) -> tuple[Any, ...]:
+        found = call.backward(ctx, saved, *grads) if any(g is not None for g in grads) else {}
         return tuple(found.get(n) for n in arguments)
 
     return once(call.name, backward)
@@ -308,15 +312,17 @@ def _backward(call: type[Call], arguments: Iterable[str]) -> Backward:
 def once(name: str, backward: Backward) -> Backward:
     """Makes the `backward` of an autograd function, called `name` in messages, one without a second derivative: to
     differentiate its gradients raises ArgumentError. (With torch's `once_differentiable`, `torch.autograd.grad` of some
-    inputs leaves out the terms of this function and returns the rest.)"""
+    inputs leaves out the terms of this function and returns the rest.) It reads the saved tensors once and gives them
+    to `backward`, because an activation checkpoint lets them be read only once."""
 
     def checked(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        saved = ctx.saved_tensors
         with torch.no_grad():
-            found = backward(ctx, *grads)
+            found = backward(ctx, saved, *grads)
         if not torch.is_grad_enabled():  # nobody asked for a graph of the gradients
             return found
         made = [t for t in tree_iter(found) if isinstance(t, torch.Tensor)]
-        of = [t for t in tree_iter((grads, ctx.saved_tensors)) if isinstance(t, torch.Tensor) and t.requires_grad]
+        of = [t for t in tree_iter((grads, saved)) if isinstance(t, torch.Tensor) and t.requires_grad]
         if not made or not of:
             return found
         marked = iter(_Once.apply(name, len(made), *made, *of))
@@ -335,4 +341,5 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> NoReturn:
-        raise ArgumentError(f"{ctx.name} has no second derivative: its gradients can't be differentiated")
+        said = f"{ctx.name} has no second derivative: its gradients can't be differentiated"
+        raise ArgumentError(said, Site.of_user())

@@ -125,8 +125,8 @@ class LayerOfExperts(Sums):
         ctx.save_for_backward(self.place, self.weights, back, rows, made, self.gate_up, self.down)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
-        (place, weights, back, rows, made, gate_up, down), grad = ctx.saved_tensors, grads[0].contiguous()
+    def backward(ctx: Any, saved: Any, *grads: Any) -> Mapping[str, Any]:
+        (place, weights, back, rows, made, gate_up, down), grad = saved, grads[0].contiguous()
         found = {"weights": routed.weights_of(grad, place, back)} if ctx.needs_input_grad[6] else {}
         of_x, *of_weights = ctx.needs_input_grad[:3]
         if not of_x and not any(of_weights):
@@ -139,7 +139,7 @@ class LayerOfExperts(Sums):
             given = {"x": hidden, "weight": down, "dout": grad, "order": order, "scale": scale}
             dhidden, found["down"] = linear_combine_gradients(**given, **ctx.call)
         else:
-            dhidden, _ = dispatch_linear(weight=down.mT, keep=False, **as_dispatched(ctx, grad))
+            dhidden, _ = dispatch_linear(weight=down.mT, keep=False, **as_dispatched(ctx, saved, grad))
         dgate = dhidden.float() * up * some * (1 + gate * (1 - some))
         dmade = torch.cat([dgate, dhidden.float() * gate * some], 1).to(made.dtype)
         back_to = {"place": place, "sent": ctx.sent, **ctx.call}
