@@ -79,6 +79,14 @@ def checkpointed(group: dist.ProcessGroup) -> list[str]:
     return compared(group, parallel, right) + compared(group, parallel, right)
 
 
+def on_meta(group: dist.ProcessGroup) -> list[tuple[int, ...]]:
+    """The shapes of results on the meta device, with a shared input and without."""
+    plans = SPREAD, {"gate": tnn.ColwiseParallel(), "up": tnn.ColwiseParallel(), "down": tnn.RowwiseParallel()}
+    x = torch.zeros(BATCH, TOKENS, WIDTH, device="meta")
+    layers = [feed_forward(group, plan)[0].to("meta") for plan in plans]
+    return [tuple(layer(of).shape) for layer, of in zip(layers, (own_tokens(group)(x), x), strict=True)]
+
+
 class Tied(nn.Module):
     """Two uses of one layer's weight."""
 

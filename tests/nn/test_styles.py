@@ -27,6 +27,11 @@ def test_inference_mode(pool: Pool) -> None:
     assert_right(pool, [(0, 1)], feed_forward.inferred)
 
 
+def test_on_the_meta_device(pool: Pool) -> None:
+    shape = (feed_forward.BATCH, feed_forward.TOKENS, feed_forward.WIDTH)
+    assert on_two(pool, feed_forward.on_meta) == [[(shape[0], shape[1] // 2, shape[2]), shape]] * 2
+
+
 def test_layouts_are_those_of_torch(pool: Pool) -> None:
     assert_right(pool, [(0, 1)], one_linear.layouts_wrong, True, 7)
 

@@ -138,7 +138,7 @@ def test_opcheck(pool: Pool, part: int) -> None:
     on_two(pool, of_experts.opchecked, part)
 
 
-@pytest.mark.parametrize("plan", [None, "once", "one_kernel"])
+@pytest.mark.parametrize("plan", [None, "once", "one_kernel", "auto"])
 @pytest.mark.parametrize(
     ("group", "backend"), first_cases([((2,), "aot_eager"), ((0, 1), "aot_eager"), ((0, 1), "inductor")])
 )

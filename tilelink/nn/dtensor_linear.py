@@ -22,7 +22,7 @@ from tilelink.nn.layouts import (
     uneven_lengths,
 )
 from tilelink.nn.linear import column_linear, row_linear
-from tilelink.ops.checks import DTYPES, check_tensor
+from tilelink.ops.checks import DTYPES, check_tensor, in_autocast
 from tilelink.plans.names import names_program
 
 
@@ -95,7 +95,7 @@ class Siblings:
 
     def result(self, name: str, input: torch.Tensor) -> torch.Tensor:
         """Returns the rank's part of a layer's result. Raises ArgumentError if its siblings had another input."""
-        now = _circumstances(input.device.type), self._weights()
+        now = _circumstances(input), self._weights()
         if name in self._waiting and self._made_for == now:
             self._check_same(name, input)
         else:
@@ -151,7 +151,7 @@ class Siblings:
         return dict(zip(named, outs, strict=True))
 
 
-def _circumstances(device: str) -> Any:
+def _circumstances(input: torch.Tensor) -> Any:
     """What decides, besides the tensors, what a layer computes and what torch records for gradients: whether it
     records, autocast, who keeps tensors for the backward (a checkpointed region drops them), and whether a backward
     computes the layer again. In a compiled graph only the first can change."""
@@ -160,7 +160,8 @@ def _circumstances(device: str) -> Any:
         return records
     keepers = torch._C._autograd._top_saved_tensors_default_hooks(True)
     again = torch._C._current_graph_task_id()
-    return records, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), keepers, again
+    dtype = torch.get_autocast_dtype(input.device.type) if in_autocast(input) else None
+    return records, dtype, keepers, again
 
 
 def _version(input: torch.Tensor) -> int:

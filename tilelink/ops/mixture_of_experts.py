@@ -241,14 +241,14 @@ def _fastest(
     """Returns the plan that "auto" stands for; all ranks choose alike. Returns "auto" itself while torch compiles,
     when numbers of tokens may be symbols, and if plain torch computes: the operator of the whole layer then chooses.
     Raises RankMismatchError."""
-    members, device, world = Members.named(name), x.device, world_of(name)
+    device, world = x.device, world_of(name)
     if torch.compiler.is_compiling() or path_of(device) is Plain or not tokens * x.shape[-1] or world % slices:
         return AUTO
     room = rows_at_most(world, tokens, top, experts * slices // world) if capacity is None else capacity
     sizes = {
         "tokens": tokens * world, "experts": experts, "top": top, "width": x.shape[-1], "hidden": hidden, "rows": room,
     }  # fmt: skip
-    dtype = short(x.dtype)
+    dtype, members = short(x.dtype), Members.named(name)
 
     def tell() -> dict[str, Any]:
         said = {TOKENS: tokens, "sizes": tuple(sizes.values()), "dtype": dtype, "slices": slices}
