@@ -177,6 +177,10 @@ class TileLinkError(Exception):
         what = f"\n    {site.text}" if site and site.text else ""
         super().__init__(f"{where}{message}{what}")
 
+    def placed(self) -> Self:
+        """The same error at the user's line, if it has no place yet."""
+        return self if self.site is not None else type(self)(self.message, Site.of_user())
+
     def because_of(self, what: str, site: Site) -> Self:
         """The same error with a second place that contributes, unless that is the error's own place."""
         if self.site is not None and (self.site.file, self.site.line) == (site.file, site.line):
@@ -341,7 +345,7 @@ class CapacityError(TileLinkError):
 
 
 class NeverEnteredError(StuckError):
-    """A rank waited too long for another rank to enter a run."""
+    """Another rank did not enter a run, or did not make a call of an operator."""
 
 
 class BudgetError(TileLinkError):

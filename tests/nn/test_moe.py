@@ -122,7 +122,19 @@ def refused(group: dist.ProcessGroup) -> list[str]:
         (lambda: MoE(4, 4, world, 1, group=group)(torch.zeros(3, 5)), ShapeError, "(3, 5); it must be (..., 4)"),
         (
             lambda: MoE(4, 4, world, 1, group=group, router=torch.nn.Linear(4, 9))(torch.zeros(3, 4)), ShapeError,
-            f"the router gives 9 scores a token, and this layer has {world} experts",
+            f"the router returned shape (3, 9); it must return one tensor of scores, (3, {world})",
+        ),
+        (
+            lambda: MoE(4, 4, world, 1, group=group, router=Pair(4, world))(torch.zeros(3, 4)), ArgumentError,
+            f"the router returned a tuple; it must return one tensor of scores, (3, {world})",
+        ),
+        (
+            lambda: MoE(4, 4, world, 1, group=group, shared=Pair(4, 4))(torch.zeros(3, 4)), ArgumentError,
+            "the shared module returned a tuple; it must return one tensor to add to the result, (3, 4)",
+        ),
+        (
+            lambda: MoE(4, 4, world, 1, group=group, shared=nn.Linear(4, 3))(torch.zeros(3, 4)), ShapeError,
+            "the shared module returned shape (3, 3); it must return one tensor to add to the result, (3, 4)",
         ),
         (lambda: MoE(4, 4, 3, 1, group=group, placement=[0, 1]), ArgumentError, "a placement of 2 experts, and the"),
         (lambda: MoE(4, 4, 3, 1, group=group, placement=[2, 0]), ArgumentError, "is [2, 0], without expert 1; it"),
@@ -146,6 +158,30 @@ def refused(group: dist.ProcessGroup) -> list[str]:
             found.append(f"nothing is said: {said}")
         except TileLinkError as e:
             found += [] if isinstance(e, kind) and said in e.message else [e.message]
+    return found
+
+
+class Pair(nn.Linear):
+    """Returns a tuple, as some routers do."""
+
+    def forward(self, input: torch.Tensor) -> Any:
+        return super().forward(input), 1
+
+
+class Failing(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        raise ValueError("mine")
+
+
+def with_a_failing_module(group: dist.ProcessGroup, name: str) -> list[str]:
+    """What a layer raises whose router or shared module raises on rank 1, and another one in its next call."""
+    world, found = dist.get_world_size(group), []
+    for module in (Failing(4, world) if dist.get_rank(group) else None, None):
+        try:
+            MoE(4, 4, world, 1, group=group, **{name: module})(torch.zeros(3, 4))
+            found.append("computed")
+        except (TileLinkError, ValueError) as e:
+            found.append(f"{type(e).__name__}: {getattr(e, 'message', e)}")
     return found
 
 
@@ -187,6 +223,14 @@ def test_twenty_steps_have_one_curve(pool: Pool, group: tuple[int, ...]) -> None
 
 def test_layers_that_cannot_be(pool: Pool) -> None:
     assert_right(pool, [(0, 1)], refused)
+
+
+@pytest.mark.parametrize("name", ["router", "shared"])
+def test_a_module_that_raises_on_one_rank_is_told_to_the_others(pool: Pool, name: str) -> None:
+    of_peer, of_rank = on_two(pool, with_a_failing_module, name)
+    what = {"router": "the router", "shared": "the shared module"}[name]
+    assert of_rank == ["ValueError: mine", "computed"]
+    assert of_peer == [f"RankFailedError: rank 1 raised ValueError in {what}: mine", "computed"]
 
 
 def test_placements() -> None:

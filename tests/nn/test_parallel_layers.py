@@ -302,7 +302,7 @@ BAD = {
     dtypes_of_some: ("ArgumentError", "must have one dtype; these have weight float32; weight float16"),
     frozen_some: ("ArgumentError", "or all none; these have weight requires_grad=False; weight requires_grad=True"),
     no_layers: ("ArgumentError", "one width, and all a bias or none; these are none"),
-    lengths_where_tokens_are_whole: ("ArgumentError", "lengths are (1, 2): every rank has all tokens"),
+    lengths_where_tokens_are_whole: ("ArgumentError", "lengths= needs sequence_parallel=True; without it, every rank"),
     other_features: ("ShapeError", "features; weight has shape (2, 4), it takes 4"),
     one_dimension: ("ShapeError", "at least two dimensions"),
     tokens_that_can_not_be_shared: ("ShapeError", "dimension 0 of x is 3, which 2 ranks can't share evenly"),
@@ -328,7 +328,7 @@ def layers_that_cannot_be(group: dist.ProcessGroup) -> list[str]:
     column, row = (partial(c, group=group) for c in (ColumnParallelLinear, RowParallelLinear))
     of = partial(ColumnParallelLinear.from_linear, group=group)
     integer, takes = "it must be an integer", "operators take float32, float16, bfloat16"
-    linears = "it takes linear layers, nn.Linear"
+    linears, one = "it takes an nn.Linear, or a list of them", "it takes one nn.Linear"
     bad: list[tuple[Callable[[], object], str]] = [
         (lambda: column(16, -4), f"ArgumentError: out_features=-4; {integer}, 0 or more"),
         (lambda: column(-16, 2), f"ArgumentError: in_features=-16; {integer}"),
@@ -348,10 +348,12 @@ def layers_that_cannot_be(group: dist.ProcessGroup) -> list[str]:
         (lambda: column(16, 2, dtype=torch.float64), f"DtypeError: dtype is float64; {takes}"),
         (lambda: row(16, 2, dtype=torch.int32), f"DtypeError: dtype is int32; {takes}"),
         (lambda: column(16, 2, dtype="x"), f"DtypeError: dtype is 'x'; {takes}"),
-        (lambda: of("x"), f"ArgumentError: from_linear is given 'x'; {linears}"),
-        (lambda: of([nn.Linear(4, 4), 3]), "ArgumentError: from_linear is given [Linear(in_features=4"),
-        (lambda: of(3), f"ArgumentError: from_linear is given 3; {linears}"),
-        (lambda: RowParallelLinear.from_linear(None), f"ArgumentError: from_linear is given None; {linears}"),
+        (lambda: of("x"), f"ArgumentError: from_linear is given a str; {linears}"),
+        (lambda: of([nn.Linear(4, 4), 3]), f"ArgumentError: from_linear is given a int; {linears}"),
+        (lambda: of(3), f"ArgumentError: from_linear is given a int; {linears}"),
+        (lambda: of(torch.zeros(8, 4)), f"ArgumentError: from_linear is given a Tensor of shape (8, 4); {linears}"),
+        (lambda: RowParallelLinear.from_linear(None), f"ArgumentError: from_linear is given a NoneType; {one}"),
+        (lambda: RowParallelLinear.from_linear([column]), f"ArgumentError: from_linear is given a list; {one}"),
         (lambda: ColumnParallelLinear(16, 2, group="nope"), "ArgumentError: group is 'nope', no name of a group"),
     ]  # fmt: skip
     return [wrong for call, said in bad for wrong in unsaid(call, said)]

@@ -96,6 +96,20 @@ def changed_input(g: dist.ProcessGroup) -> None:
     parallel.get_submodule("up")(x.add_(1))
 
 
+def hooked(g: dist.ProcessGroup) -> None:
+    parallel, _ = feed_forward(g)
+    gate, x = parallel.get_submodule("gate"), torch.zeros(2, 3, 48, requires_grad=True)
+    gate.register_full_backward_hook(lambda *_: None)
+    gate(x)
+    parallel.get_submodule("up")(x)
+
+
+def parts_of_other_lengths(g: dist.ProcessGroup) -> None:
+    module = nn.Linear(7, 8)
+    applied(g, tnn.RowwiseParallel(), module)
+    module(torch.zeros(2, 4 - dist.get_rank(g)))
+
+
 def no_such_dimension(g: dist.ProcessGroup) -> None:
     module = nn.Linear(8, 8)
     applied(g, tnn.RowwiseParallel(output_layouts=Shard(3)), module)
@@ -156,8 +170,10 @@ BAD = {
     no_such_linear: ("ArgumentError", "'down.bias' is no linear of FeedForward, which has gate, up, down"),
     no_such_argument: ("ArgumentError", "forward of FeedForward takes (x): there is no memory"),
     spread_twice: ("ArgumentError", "is spread already"),
-    two_dimensions: ("ArgumentError", "the mesh has 2 dimensions ('dp', 'tp'); pass one of them, mesh['tp']"),
+    two_dimensions: ("ArgumentError", "2 dimensions ('dp', 'tp'); pass one of them, mesh['dp'] or mesh['tp']"),
     another_input: ("ArgumentError", "up is called with another tensor than gate"),
+    hooked: ("ArgumentError", "(a backward hook on gate or up also makes another tensor: put the hook on the module)"),
+    parts_of_other_lengths: ("ShapeError", "in_features is 7, which 2 ranks can't share evenly, and the input is no D"),
     no_such_dimension: ("ShapeError", "the layout is"),
     changed_input: ("ArgumentError", "up is called with a tensor that was changed since it was given to gate"),
     float64_with_a_plan: ("ArgumentError", "plan is 'pull': no program multiplies a DTensor of torch.float64"),

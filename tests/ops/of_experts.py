@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 import tilelink.ops as ops
 from tests.ops.auto_on_ranks import on_machine
@@ -94,7 +96,7 @@ def opchecked(group: dist.ProcessGroup, part: int) -> None:
         (op.dispatch_linear_once, (leaf(3, 4), leaf(2, 6, 4), counts, *once_of(rank), 5, True, name, None)),
         (op.linear_combine_once, (leaf(9, 4), leaf(2, 6, 4), counts, *once_of(rank), leaf(6, 2), 5, name, None)),
         (op.linear_combine_once, (leaf(9, 4), leaf(2, 6, 4), counts, *once_of(rank), None, 5, name, None)),
-        (op.route_once, (place, 4, 1, 9, name, None)),
+        (op.route_once, (place, 4, 1, name, None, 9)),
         (op.gather_weights, (leaf(3, 2), name, None)),
         (op.sum_of_weights, (leaf(6, 2), name, None)),
     )
@@ -235,8 +237,6 @@ def with_a_failing_activation(group: dist.ProcessGroup) -> tuple[str, list[str]]
     return said, call.errors(call.on(group), rank, world)
 
 
-def refused(group: dist.ProcessGroup) -> list[str]:
-    """What is not said of calls of the parts that can't be."""
 def checkpointed(group: dist.ProcessGroup, plan: str | None) -> list[str]:
     """Gradients that an activation checkpoint changes: of a layer, or without a plan of its parts without a product."""
     rank, world, call = dist.get_rank(group), dist.get_world_size(group), Layer((6,), 2, 2, none=0.2)
@@ -256,6 +256,8 @@ def checkpointed(group: dist.ProcessGroup, plan: str | None) -> list[str]:
             if not unchanged_by_checkpoint(f, of, graph)]  # fmt: skip
 
 
+def refused(group: dist.ProcessGroup) -> list[str]:
+    """What is not said of calls of the parts that can't be."""
     rank, world, call = dist.get_rank(group), dist.get_world_size(group), Layer((6,), 2, 2)
     given, found = call.operands(world)[rank], list[str]()
     x, weight = given["x"], given["gate_up"]
@@ -263,10 +265,12 @@ def checkpointed(group: dist.ProcessGroup, plan: str | None) -> list[str]:
     rows = ops.moe_dispatch(x, routing)
     linear: Any = torch.nn.Linear(16, 16)
     bad: Any = [x]
+    spread = DTensor.from_local(x, DeviceMesh.from_group(group, "cpu"), [Shard(0)])
     for make, said in (
         (lambda: ops.dispatch_linear(x, linear, routing), "ArgumentError: weight is a Linear, not a tensor: its"),
         (lambda: ops.dispatch_linear(x, weight.to("meta"), routing), "DeviceError: weight is on meta, x on cpu"),
         (lambda: ops.moe_dispatch(bad, routing), "ArgumentError: x is a list, not a tensor"),
+        (lambda: ops.moe_dispatch(spread, routing), "ArgumentError: x is a DTensor of shape (12, 16): operators take"),
         (lambda: ops.moe_combine(rows, routing, bad), "ArgumentError: topk_weights is a list, not a tensor"),
         (lambda: ops.linear_combine(rows.to("meta"), weight, routing), "DeviceError: weight is on cpu, rows on meta"),
         (lambda: ops.moe_routing(given["topk_idx"], experts=bad, group=group), "ArgumentError: experts=[tensor"),

@@ -7,6 +7,7 @@ import random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,7 +22,7 @@ import tilelink.ops as ops
 from tests.ops import sharded
 from tests.ops.sharded import GATHER, Call
 from tests.runtime.processes import members
-from tilelink.errors import ArgumentError, TileLinkError
+from tilelink.errors import ArgumentError, NeverEnteredError, TileLinkError
 from tilelink.ops import collectives
 from tilelink.ops.programs import Programs
 from tilelink.plans.names import TORCH, plans
@@ -358,6 +359,18 @@ def unchanged_by_checkpoint(function: Callable[..., Any], leaves: Sequence[torch
     outs = function(*leaves), checkpoint(function, *leaves, use_reentrant=False)
     right, found = (torch.autograd.grad(y.square().sum(), leaves, create_graph=graph) for y in outs)
     return all(torch.equal(a, b) for a, b in zip(right, found, strict=True))
+
+
+def without_the_other() -> str:
+    """What a rank raises in a call that another rank does not make, and what caused it. All ranks of the pool."""
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
+    if dist.get_rank() != 0:
+        return ""
+    try:
+        ops.linear_all_reduce(torch.ones(2, 4), torch.ones(6, 4), group=group)
+    except NeverEnteredError as e:
+        return f"{e} from {type(e.__cause__).__name__}"
+    return "nothing"
 
 
 def memory_of_results(group: dist.ProcessGroup) -> list[str]:

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 import tilelink
 import tilelink.ops as ops
+from tests.nn.on_ranks import mesh_of
 from tests.ops import on_ranks
 from tests.ops.groups import bad_sites, on_two
 from tests.runtime.processes import Pool
@@ -96,6 +99,29 @@ def lengths_of_another_tensor(g: dist.ProcessGroup) -> None:
     ops.all_gather_linear(zeros(2, 4), zeros(6, 4), lengths=(3, 3), group=g)
 
 
+def too_few_after_the_gather(g: dist.ProcessGroup) -> None:
+    ops.all_gather_linear(zeros(2, 4), zeros(6, 4), gather_dim=-1, group=g)
+
+
+def a_dtensor(g: dist.ProcessGroup) -> None:
+    ops.linear_all_reduce(zeros(2, 4), DTensor.from_local(zeros(6, 4), mesh_of(g), [Shard(1)]), group=g)
+
+
+def dtensors(g: dist.ProcessGroup) -> None:
+    x, weight = (DTensor.from_local(t, mesh_of(g), [Shard(1)]) for t in (zeros(2, 4), zeros(6, 4)))
+    ops.linear_all_reduce(x, weight, group=g)
+
+
+def a_mesh_of_two_dimensions(g: dist.ProcessGroup) -> None:
+    mesh = DeviceMesh("cpu", [[0, 1]], mesh_dim_names=("a", "b"), _init_backend=False)
+    ops.linear_all_reduce(zeros(2, 4), zeros(6, 4), group=mesh)  # type: ignore[arg-type]
+
+
+def a_mesh_without_names(g: dist.ProcessGroup) -> None:
+    mesh = DeviceMesh("cpu", [[0, 1]], _init_backend=False)
+    ops.linear_all_reduce(zeros(2, 4), zeros(6, 4), group=mesh)  # type: ignore[arg-type]
+
+
 def no_such_backend(g: dist.ProcessGroup) -> None:
     with on_ranks.computed_by("gpu", g):
         ops.linear_all_reduce(zeros(2, 4), zeros(6, 4), group=g)
@@ -126,13 +152,13 @@ EVERYWHERE = {
     one_dimension: ("ShapeError", "at least two dimensions"),
     no_such_dimension: ("ShapeError", "scatter_dim=2 is no dimension of x, whose shape is (2, 4)"),
     can_not_be_shared: ("ShapeError", "dimension 0 of x is 3, which 2 ranks can't share evenly: pass lengths="),
-    mixed_dtypes: ("DtypeError", "weight 0 is float16, x float32"),
+    mixed_dtypes: ("DtypeError", "weight is float16, x float32"),
     integers: ("DtypeError", "x is int32; operators take float32, float16, bfloat16"),
     bias_of_other_length: ("ShapeError", "bias 1 has shape (6,); for weight 1 it must be (5,)"),
     one_bias_for_two: ("ArgumentError", "1 biases for 2 weights"),
     no_weights: ("ArgumentError", "no weights"),
-    other_device: ("DeviceError", "weight 0 is on meta, x on cpu"),
-    sparse: ("ArgumentError", "weight 0 has layout torch.sparse_coo"),
+    other_device: ("DeviceError", "weight is on meta, x on cpu"),
+    sparse: ("ArgumentError", "weight has layout torch.sparse_coo"),
     no_such_plan: ("ScheduleError", "plans of all_gather_linear are push, pull, multicast, engine, pieces, few, split"),
     plan_of_another_operator: ("ScheduleError", "fabric, one_shot, one_shot:push, one_shot:multicast, torch and auto"),
     plan_where_there_is_none: ("ScheduleError", "along the dimension that is summed over has only the plan torch"),
@@ -144,6 +170,11 @@ EVERYWHERE = {
     a_layer: ("ArgumentError", "weight is a Linear, not a tensor: its tensors are .weight and .bias"),
     no_group: ("ArgumentError", "group is a list: operators take a group of torch.distributed, or its name"),
     no_name_of_a_group: ("ArgumentError", "group is 'nope', no name of a group: it must be one that this process"),
+    too_few_after_the_gather: ("ShapeError", "(2, 4), 8 features after the gather; weight has shape (6, 4)"),
+    a_dtensor: ("ArgumentError", "a DTensor of shape (6, 8): operators take the rank's part, weight.to_local()"),
+    dtensors: ("ArgumentError", "x is a DTensor of shape (2, 8): operators take the rank's part, x.to_local()"),
+    a_mesh_of_two_dimensions: ("ArgumentError", "2 dimensions ('a', 'b'); pass one of them, mesh['a'] or mesh['b']"),
+    a_mesh_without_names: ("ArgumentError", "2 dimensions: name them, mesh_dim_names=, and pass one of them, mesh[na"),
     no_such_backend: ("ArgumentError", "TILELINK_BACKEND is 'gpu'; it must be one of torch, interpret"),
 }
 
@@ -159,6 +190,15 @@ def test_bad_on_all_ranks(pool: Pool, bad: Any) -> None:
 
 def longer_on_one(g: dist.ProcessGroup) -> None:
     ops.all_gather_linear(zeros(3 if first(g) else 2, 4), zeros(6, 4), group=g)
+
+
+def other_lengths_on_one(g: dist.ProcessGroup) -> None:
+    ops.all_gather_linear(zeros(2, 4), zeros(6, 4), lengths=(2, 3 if first(g) else 2), group=g)
+
+
+def longer_and_wider_on_one(g: dist.ProcessGroup) -> None:
+    more = first(g)
+    ops.all_gather_linear(zeros(2 + more, 4 + more), zeros(6, 4 + more), group=g)
 
 
 def other_sizes_on_one(g: dist.ProcessGroup) -> None:
@@ -177,7 +217,9 @@ def other_backend_on_one(g: dist.ProcessGroup) -> None:
 
 
 DIFFERENT = {
-    longer_on_one: "has shapes {'lengths': (2, 2)}, rank 0 {'lengths': (3, 3)}",
+    longer_on_one: "x has 2 along dimension 0 on rank 1, and 3 on rank 0; pass lengths=(3, 2) on every rank, or a DT",
+    other_lengths_on_one: "rank 1 has lengths (2, 2), rank 0 (2, 3); pass the same lengths= on every rank",
+    longer_and_wider_on_one: "has shapes {'x': (-1, 4), 'lengths': (2, 2), 'weight': (6, 4)}, rank 0 {'x': (-1, 5),",
     other_sizes_on_one: "has shapes {'weight': (8, 4)}, rank 0 {'weight': (6, 4)}",
     other_operator_on_one: "has operator linear_reduce_scatter, rank 0 linear_all_reduce",
     other_backend_on_one: "has computed by tilelink.ops.plain, rank 0 tilelink.ops.programs",
@@ -199,7 +241,7 @@ def meta_on_one(g: dist.ProcessGroup) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad, kind, said", [(bad_on_one, "ShapeError", "x has shape"), (meta_on_one, "DeviceError", "weight 0")]
+    "bad, kind, said", [(bad_on_one, "ShapeError", "x has shape"), (meta_on_one, "DeviceError", "weight is on")]
 )
 def test_bad_on_one_rank(pool: Pool, bad: Any, kind: str, said: str) -> None:
     own, other = on_two(pool, on_ranks.raised, bad)

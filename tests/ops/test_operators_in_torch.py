@@ -76,6 +76,12 @@ def test_an_activation_checkpoint_changes_no_gradient(pool: Pool) -> None:
     assert_right(pool, [(0, 1)], on_ranks.checkpointed)
 
 
+def test_a_rank_that_does_not_call_is_told_by_the_call(pool: Pool) -> None:
+    said = pool.results(on_ranks.without_the_other)[0]
+    assert "on_ranks.py:" in said and "linear_all_reduce: another rank did not make this call" in said
+    assert said.endswith(("from RuntimeError", "from DistBackendError")), said
+
+
 def test_a_file_with_a_function_of_its_name_is_an_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "linear_nothing.py").write_text("def linear_nothing():\n    return 'called'\n")
     monkeypatch.setattr(ops, "__path__", [*ops.__path__, str(tmp_path)])

@@ -14,7 +14,7 @@ from tilelink.analysis.machine import machine
 from tilelink.analysis.simulate import predict
 from tilelink.analysis.simulate.costs import workers_least
 from tilelink.analysis.simulate.steps import Steps
-from tilelink.errors import ArgumentError, MachineError, MachineMemoryError, UnknownMachineError
+from tilelink.errors import ArgumentError, MachineError, MachineMemoryError, TileLinkError, UnknownMachineError
 from tilelink.plans import MARGIN, Choice, choose, plans
 from tilelink.plans.choose import reason
 from tilelink.plans.forms import Forms
@@ -147,14 +147,17 @@ def test_the_backward_is_chosen_too() -> None:
         ({"world": 9}, MachineError, "a world of 9 on h800, which has 8 GPUs"),
         ({"machine": "h100_nodes2"}, MachineError, "a world of 2 lies within a node of h100_nodes2"),
         ({"machine": "h8000"}, UnknownMachineError, "there is no machine h8000"),
+        ({"reserved": 10**4}, MachineError, "reserved"),
         ({"dtype": "bf17"}, ArgumentError, "bf17 is not a dtype"),
         ({"dtype": "float8_e4m3fn"}, MachineError, "h800: no matmul rate for"),
         ({"M": 10**7, "N": 10**5, "K": 10**4}, MachineMemoryError, "GB on a rank; h800 has 80 GB"),
     ],
 )
 def test_what_can_not_be_asked(changes: dict[str, Any], kind: type[Exception], said: str) -> None:
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=said) as error:
         choose(**{"operator": "linear_reduce_scatter", "machine": "h800", **SMALL, **changes})
+    assert isinstance(error.value, TileLinkError) and error.value.site is not None
+    assert error.value.site.file == __file__
 
 
 def test_a_size_that_is_missing_is_named() -> None:

@@ -196,19 +196,23 @@ class Routing:
         """How many rows each rank has on both sides."""
         return dict(zip(route.sides, self._sides, strict=True))
 
-    def without_room(self, counts: str, rooms: Mapping[str, Sequence[int]], of_operators: bool = False) -> str:
+    def without_room(
+        self, counts: str, rooms: Mapping[str, Sequence[int]], of_operators: bool = False, of_programs: bool = True
+    ) -> str:
         """Why not all rows have room, or why a count is wrong; "" if all is well. `counts`: the name of the counts.
         `rooms`: the room of each rank, along the dimension of rows at their sources, then along the one at their homes.
-        `of_operators`: whether an operator of experts may have made the call."""
+        `of_operators`, `of_programs`: whether the user may have called an operator of experts, or a program."""
         table, world = self.array, self.array.shape[1]
         for e, s in np.argwhere((table < 0) | (table > MAX_ROWS)).tolist():
             said = f"{counts}[{e}, {s}] is {table[e, s]}: counts of rows are from 0 to {MAX_ROWS}"
             if table[e, s] >= 0 or not of_operators:
                 return said
             wrong, are = ("1 entry", "is") if table[e, s] == -1 else (f"{-table[e, s]} entries", "are")
+            every, in_program = len(table), f". In a call of a program: {said}" if of_programs else ""
             return (
-                f"{wrong} of topk_idx of rank {s} {are} out of range: experts are 0 to {len(table) - 1} (with slices= "
-                f"or places=, up to as many as the layer has), or -1 for none. In a call of a program: {said}"
+                f"{wrong} of topk_idx of rank {s} {are} out of range: experts are 0 to {every - 1} (with slices=n, 0 "
+                f"to {every} / n - 1), or -1 for none. With places=, an expert is out of range if the table gives it "
+                f"no place, or one that the ranks do not have{in_program}"
             )
         by_home = table.reshape(world, -1, world).sum(2)
         for (dim, room), rows in zip(rooms.items(), (table.T, by_home), strict=True):
@@ -216,12 +220,15 @@ class Routing:
                 most = int(rows[rank].argmax())
                 expert = most if rows is not by_home else most + rank * by_home.shape[1]
                 needed = rows[rank].sum()
-                how = f"pass a longer tensor, or parts={{'{dim}': lengths}}"
+                by_capacity, by_parts = f"capacity={needed}", f"pass a longer tensor, or parts={{'{dim}': lengths}}"
+                if of_operators and of_programs:
+                    how = f"in operators of experts by {by_capacity}; in calls of programs {by_parts}"
+                else:
+                    how = by_capacity if of_operators else by_parts
                 return (
-                    f"rank {rank} has room for {room[rank]} rows of {dim} and gets {needed}; expert {expert} has the "
-                    f"most, {rows[rank, most]}. No row was moved: give room for {needed}, "
-                    + (f"in operators of experts by capacity={needed}; in calls of programs " if of_operators else "")
-                    + how
+                    f"rank {rank} has room for {room[rank]} rows{f' of {dim}' if of_programs else ''} and gets "
+                    f"{needed}; expert {expert} has the most, {rows[rank, most]}. No row was moved: give room for "
+                    f"{needed}, {how}"
                 )
         return ""
 

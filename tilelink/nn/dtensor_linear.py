@@ -115,9 +115,10 @@ class Siblings:
 
     def _check_same(self, name: str, input: torch.Tensor) -> None:
         """Raises ArgumentError unless this is the input of the waiting results, unchanged."""
-        first = next(n for n in self.layers if n not in self._waiting)
+        first, hook = next(n for n in self.layers if n not in self._waiting), ""
         if self._input is not input:
             other = "another tensor than"
+            hook = f" (a backward hook on {first} or {name} also makes another tensor: put the hook on the module)"
         elif torch.compiler.is_compiling():  # a version is then a symbol: torch checks it when it compiles the graph
             # Dynamo of torch 2.11 takes no message that refers to a variable.
             torch._check(self._version == _version(input), lambda: "the input was changed since another linear had it")
@@ -127,7 +128,7 @@ class Siblings:
         else:
             return
         own = "they do not share one input, so give each its own style, ColwiseParallel"
-        raise ArgumentError(f"{name} is called with {other} {first}: {own}", Site.of_user())
+        raise ArgumentError(f"{name} is called with {other} {first}: {own}{hook}", Site.of_user())
 
     def _computed(self, input: torch.Tensor) -> dict[str, torch.Tensor]:
         named = {name: layer for name, layer in self.layers.items() if is_ours(layer)}

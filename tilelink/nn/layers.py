@@ -16,10 +16,13 @@ from tilelink.ops.checks import check_own_dtype, check_sizes, check_type, short
 from tilelink.ops.collectives import Members, name_of_group
 
 
-def _check_linears(given: Any, *layers: Any) -> None:
-    """Raises ArgumentError unless all layers given to `from_linear` are linear layers. `given`: the argument."""
-    if not all(isinstance(layer, nn.Linear) for layer in layers):
-        raise ArgumentError(f"from_linear is given {given!r}; it takes linear layers, nn.Linear", Site.of_user())
+def _check_linears(layers: Sequence[Any], takes: str) -> None:
+    """Raises ArgumentError unless all layers given to `from_linear` are linear layers. `takes`: what it takes."""
+    for layer in layers:
+        if not isinstance(layer, nn.Linear):
+            of = f" of shape {tuple(layer.shape)}" if isinstance(layer, torch.Tensor) else ""
+            what = f"from_linear is given a {type(layer).__name__}{of}"
+            raise ArgumentError(f"{what}; it takes {takes}", Site.of_user())
 
 
 def _dtypes(linear: nn.Linear) -> str:
@@ -140,8 +143,9 @@ class ColumnParallelLinear(_Part):
         `options`: as of the class."""
         if isinstance(linear, nn.Linear):
             return cls._of([linear], linear.out_features, **options)
-        several = list(linear) if isinstance(linear, Iterable) else [linear]
-        _check_linears(linear, *several)
+        given: Any = linear
+        several = list(given) if isinstance(given, Iterable) and not isinstance(given, torch.Tensor) else [given]
+        _check_linears(several, "an nn.Linear, or a list of them")
         if len({(m.bias is not None, m.in_features) for m in several}) != 1:
             shown = ", ".join(str(m) for m in several) or "none"
             what = "layers that share their input have one width, and all a bias or none"
@@ -210,7 +214,7 @@ class RowParallelLinear(_Part):
     @public
     def from_linear(cls, linear: nn.Linear, **options: Any) -> Self:
         """Returns the rank's part of a layer, with the layer's dtype and device. `options`: as of the class."""
-        _check_linears(linear, linear)
+        _check_linears([linear], "one nn.Linear")
         return cls._of([linear], linear.out_features, **options)
 
     def forward(self, input: torch.Tensor, lengths: Sequence[int] | None = None) -> torch.Tensor:

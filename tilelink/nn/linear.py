@@ -84,7 +84,8 @@ def check_row_plan(plan: str | None, scattered: bool, partial: bool = False) -> 
 def _no_lengths(lengths: Sequence[int] | None) -> None:
     """Raises ArgumentError for lengths: every rank has all tokens."""
     if lengths is not None:
-        raise ArgumentError(f"lengths are {tuple(lengths)}: every rank has all tokens here", Site.of_user())
+        what = "lengths= needs sequence_parallel=True; without it, every rank has all tokens"
+        raise ArgumentError(what, Site.of_user())
 
 
 def share(features: int, world: int, what: str) -> int:
@@ -117,7 +118,7 @@ def linear_of_replicated(
         check_dim(x, 0, "dimension")
         check_weights(x, x.shape[-1], weights, biases)
     except TileLinkError as e:  # the others would wait for this rank in the row-parallel layer
-        raise_everywhere(group_name, type(e)(e.message, Site.of_user()), x)
+        raise_everywhere(group_name, e.placed(), x)
     with no_autocast(x):
         return list(_LinearOfReplicated.apply(x, group_name, plan, len(weights), *weights, *biases))
 

@@ -144,6 +144,7 @@ class MoE(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns (..., width) for the tokens (..., width) of this rank."""
         scores = raised_everywhere(self.group_name, lambda: self._scores(x), "the router", x)
+        shared = raised_everywhere(self.group_name, lambda: self._shared(x), "the shared module", x)
         scores = torch.softmax(scores, -1, dtype=torch.float32)
         weights, chosen = torch.topk(scores, self.top)
         if self.normalized:
@@ -152,17 +153,23 @@ class MoE(nn.Module):
             x, chosen, weights, self.gate_up, self.down, group=self.group_name, activation=self.activation,
             tokens=self.tokens, capacity=self.capacity, slices=self.slices, places=self.places, plan=self.plan,
         )  # fmt: skip
-        return out if self.shared is None else out + self.shared(x)
+        return out if shared is None else out + shared
 
     def _scores(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the scores of the router. Raises ShapeError."""
+        """Returns the scores of the router. Raises ArgumentError, ShapeError."""
         if x.dim() < 1 or x.shape[-1] != self.width:
             raise ShapeError(f"x has shape {tuple(x.shape)}; it must be (..., {self.width})", Site.of_user())
         scores: torch.Tensor = self.router(x)
-        if scores.shape[-1] != self.experts:
-            of_router = f"the router gives {scores.shape[-1]} scores a token"
-            raise ShapeError(f"{of_router}, and this layer has {self.experts} experts", Site.of_user())
+        _check_returned("router", scores, "of scores", (*x.shape[:-1], self.experts))
         return scores
+
+    def _shared(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Returns the result of the shared module, if there is one. Raises ArgumentError, ShapeError."""
+        if self.shared is None:
+            return None
+        made: torch.Tensor = self.shared(x)
+        _check_returned("shared module", made, "to add to the result", x.shape)
+        return made
 
     def rows(self, tokens: int) -> int:
         """Returns how many rows a rank has room for, if no rank has more than `tokens` tokens."""
@@ -185,3 +192,12 @@ class MoE(nn.Module):
             heap = f"{self.heap_bytes(self.tokens) / 2**10:,.0f} KiB of the symmetric heap"
             said += f", {self.tokens} tokens a rank: room for {self.rows(self.tokens)} rows, {heap} for a call"
         return said
+
+
+def _check_returned(module: str, made: Any, use: str, shape: Sequence[int]) -> None:
+    """Checks that a module of the layer returned one tensor of this shape. Raises ArgumentError, ShapeError."""
+    must = f"it must return one tensor {use}, {tuple(shape)}"
+    if not isinstance(made, torch.Tensor):
+        raise ArgumentError(f"the {module} returned a {type(made).__name__}; {must}", Site.of_user())
+    if tuple(made.shape) != tuple(shape):
+        raise ShapeError(f"the {module} returned shape {tuple(made.shape)}; {must}", Site.of_user())

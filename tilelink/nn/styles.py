@@ -18,9 +18,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel as TorchColwisePar
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.parallel import RowwiseParallel as TorchRowwiseParallel
 
-from tilelink.errors import ArgumentError, Site, public_class
+from tilelink.errors import ArgumentError, ShapeError, Site, public_class
 from tilelink.nn.dtensor_linear import ColwiseLinear, RowwiseLinear, Siblings
-from tilelink.nn.layouts import Layouts, as_dtensor, distributed, is_shard, redistributed
+from tilelink.nn.layouts import Layouts, as_dtensor, dim_of, distributed, is_shard, redistributed
 from tilelink.nn.linear import check_column_plan, check_row_plan, share
 from tilelink.ops.collectives import name_of_group
 from tilelink.plans.names import names_program
@@ -89,6 +89,8 @@ class RowwiseParallel(TorchRowwiseParallel):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         layouts = layouts_of(self, device_mesh)
         if layouts.output.is_partial() or not _can_be_ours(module, "in_features", layouts):
+            if type(module) is nn.Linear and module.in_features % device_mesh.size():
+                module.register_forward_pre_hook(partial(_check_parts, layouts))  # before the hook of torch's style
             return super()._apply(module, device_mesh)
         _make(RowwiseLinear, module, {"weight": Shard(1), "bias": Replicate()}, layouts, self.src_data_rank)
         return module
@@ -170,6 +172,17 @@ def _can_be_ours(module: nn.Module, features: str, layouts: Layouts) -> TypeGuar
     if names_program(plan):
         share(getattr(module, features), world, features)
     return int(getattr(module, features)) % world == 0
+
+
+def _check_parts(layouts: Layouts, module: nn.Linear, args: tuple[Any, ...]) -> None:
+    """Raises ShapeError for a plain tensor with a part of features that the ranks can't share evenly: torch takes all
+    parts to have one length."""
+    layout = layouts.input
+    for x in args[:1]:
+        if not isinstance(x, DTensor) and is_shard(layout) and dim_of(layout, x) == x.dim() - 1:
+            what = f"in_features is {module.in_features}, which {layouts.mesh().size()} ranks can't share evenly"
+            how = "give the style of the layer before it use_local_output=False"
+            raise ShapeError(f"{what}, and the input is no DTensor: {how}", Site.of_user())
 
 
 def _make_colwise(layers: Mapping[str, nn.Linear], layouts: Layouts, source: int | None) -> None:

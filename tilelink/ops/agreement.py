@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tilelink.analysis.machine import machine, machine_of_device
-from tilelink.errors import ArgumentError, RankFailedError, RankMismatchError, Site, TileLinkError
+from tilelink.errors import NeverEnteredError, RankFailedError, RankMismatchError, Site, TileLinkError
 from tilelink.ops.checks import check_devices, named_tensors
 from tilelink.ops.collectives import Members
 from tilelink.ops.known import MACHINE
@@ -22,13 +22,16 @@ from tilelink.ops.programs import path_of, reserved_on
 from tilelink.runtime.agreement import gathered, mismatch
 
 T = TypeVar("T")
+RAISED = "raised"
+"""What ranks tell of a call in which they raised an error, in the place of its arguments."""
 _machines: WeakKeyDictionary[dist.ProcessGroup, list[dict[str, str]]] = WeakKeyDictionary()
 """For each group that has agreed on a call on CUDA devices: `told_of_machine` of each rank."""
 
 
 def agree(members: Members, device: torch.device, tell: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
     """Returns `tell()`, which describes the call, if it is alike on all ranks. Raises what `tell()` raises,
-    RankFailedError if it raises on another rank, and RankMismatchError if calls differ.
+    RankFailedError if it raises on another rank, RankMismatchError if calls differ, and NeverEnteredError if another
+    rank makes no call of an operator.
 
     On a CPU each call is compared. On CUDA devices all ranks compare the first call of a group that programs compute.
     The lane of the group compares later calls that are new to it.
@@ -37,12 +40,15 @@ def agree(members: Members, device: torch.device, tell: Callable[[], Mapping[str
     try:
         told |= tell()
     except TileLinkError as e:
-        error, told = type(e)(e.message, Site.of_user()), {"raised": f"{type(e).__name__}: {e.message}"}
+        error, told = e.placed(), {RAISED: _described_error(e)}
     if device.type == "cpu":
-        if not _same(members, told) or error is not None:
-            _raise_difference(gathered(members.group, told), error)
+        with _compared(told):
+            calls = gathered(members.group, told) if not _same(members, told) or RAISED in told else []
+        if calls:
+            _raise_difference(calls, error)
     elif members.group not in _machines and _by_programs(device):
-        calls = gathered(members.group, (told, _described(members, device)))
+        with _compared(told):
+            calls = gathered(members.group, (told, _described(members, device)))
         _raise_difference([call for call, _ in calls], error)
         _machines[members.group] = [described for _, described in calls]
     elif error is not None:
@@ -58,7 +64,7 @@ def agree_again(group_name: str, x: torch.Tensor, told: Mapping[str, Any]) -> No
 
 def raised_everywhere(group_name: str, made: Callable[[], T], of: str, *given: Any) -> T:
     """Returns `made()`. If `made` raises, the error is raised as by `raise_everywhere`. `of`: what `made` computes, for
-    the message of an error that is not TileLink's. `given`: as in `raise_everywhere`."""
+    what the other ranks say of an error that is not TileLink's. `given`: as in `raise_everywhere`."""
     if torch.compiler.is_compiling():
         return made()
     try:
@@ -66,8 +72,7 @@ def raised_everywhere(group_name: str, made: Callable[[], T], of: str, *given: A
     except TileLinkError as e:
         raise_everywhere(group_name, e, *given)
     except Exception as e:
-        with suppress(ArgumentError):
-            raise_everywhere(group_name, ArgumentError(f"{e} ({type(e).__name__} of {of})"), *given)
+        _tell(group_name, f"{type(e).__name__} in {of}: {e}", given)
         raise
 
 
@@ -75,14 +80,32 @@ def raise_everywhere(group_name: str, error: TileLinkError, *given: Any) -> NoRe
     """Raises `error`. On every other rank of the group, the next call raises RankFailedError instead of waiting for
     this rank. `given`: arguments of the call; the first tensor among them says the device."""
 
-    def tell() -> dict[str, str]:
-        raise error
-
     if not torch.compiler.is_compiling():
-        device = next((t.device for t in given if isinstance(t, torch.Tensor)), torch.device("cpu"))
-        with suppress(TileLinkError):
-            agree(Members.named(group_name), device, tell)
+        _tell(group_name, _described_error(error), given)
     raise error
+
+
+def _tell(group_name: str, raised: str, given: Iterable[Any]) -> None:
+    """Tells the other ranks, in their next call, what this rank `raised`."""
+    device = next((t.device for t in given if isinstance(t, torch.Tensor)), torch.device("cpu"))
+    with suppress(TileLinkError):
+        agree(Members.named(group_name), device, lambda: {RAISED: raised})
+
+
+def _described_error(error: TileLinkError) -> str:
+    return f"{type(error).__name__}: {error.message}"
+
+
+@contextmanager
+def _compared(told: Mapping[str, Any]) -> Iterator[None]:
+    """Names the call if the ranks can't compare it: torch raises RuntimeError if a rank is absent or has died, or if
+    it makes another collective."""
+    try:
+        yield
+    except RuntimeError as e:
+        what = f"{told.get('operator', 'this call')}: another rank did not make this call"
+        why = "it came too late, has ended, or used the group for something else"
+        raise NeverEnteredError(f"{what}; {why}", Site.of_user()) from e
 
 
 def agree_on_devices(group_name: str, x: torch.Tensor, weights: Tensors, biases: Maybe) -> None:
@@ -170,9 +193,22 @@ def _raise_difference(told: Sequence[Mapping[str, Any]], error: TileLinkError | 
         raise error from None
     site = Site.of_user()
     for rank, theirs in enumerate(told):
-        if "raised" in theirs:
-            raise RankFailedError(f"rank {rank} raised {theirs['raised']}", site)
+        if RAISED in theirs:
+            raise RankFailedError(f"rank {rank} raised {theirs[RAISED]}", site)
     if any(theirs != told[0] for theirs in told):
-        uneven = "; for shards of different lengths, pass lengths= on every rank, or DTensors to a parallel style"
-        uneven *= len({str(t.get("shapes", {}).get("lengths")) for t in told}) > 1
-        raise RankMismatchError((mismatch("this call", dict(enumerate(told))) or "") + uneven, site)
+        said = _of_other_lengths(told) or mismatch("this call", dict(enumerate(told))) or ""
+        raise RankMismatchError(said, site)
+
+
+def _of_other_lengths(told: Sequence[Mapping[str, Any]]) -> str:
+    """What is wrong if ranks differ in `lengths` alone; "" if they differ in something else."""
+    lengths = [t.get("shapes", {}).get("lengths") for t in told]
+    if None in lengths or any({**t, "shapes": t["shapes"] | {"lengths": lengths[0]}} != told[0] for t in told):
+        return ""
+    other = next(rank for rank, of in enumerate(lengths) if of != lengths[0])
+    if any(len(set(of)) > 1 for of in lengths):
+        said = f"rank {other} has lengths {lengths[other]}, rank 0 {lengths[0]}"
+        return f"{said}; pass the same lengths= on every rank, the length of each rank's x"
+    along, every = told[0]["gather_dim"], tuple(of[rank] for rank, of in enumerate(lengths))
+    said = f"x has {every[other]} along dimension {along} on rank {other}, and {every[0]} on rank 0"
+    return f"{said}; pass lengths={every} on every rank, or a DTensor to a parallel style"

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tilelink.errors import ArgumentError, ScheduleError, ShapeError, public
-from tilelink.ops.checks import check_dim, check_lengths, check_weights
+from tilelink.ops.checks import check_dim, check_lengths, check_weights, numbered
 from tilelink.ops.collectives import Later
 from tilelink.ops.linear_operator import LinearOperator
 from tilelink.ops.matrices import as_rows, of_rows, resized, times
@@ -63,7 +63,7 @@ class AllGatherLinear(Call):
 
     def told(self) -> Mapping[str, Any]:
         shapes = {"x": tuple(resized(self.x.shape, self.dim, -1)), "lengths": tuple(self.parts)}
-        shapes |= {f"weight {i}": tuple(w.shape) for i, w in enumerate(self.weights)}
+        shapes |= {name: tuple(w.shape) for name, w in numbered("weight", self.weights).items()}
         biases = [b is not None for b in self.biases]
         return {"shapes": shapes, "biases": biases, "gather_dim": self.dim, "return_gathered": self.return_gathered}
 

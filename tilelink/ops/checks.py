@@ -10,6 +10,7 @@ from numbers import Integral
 from typing import Any, SupportsIndex, TypeVar
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from tilelink.errors import ArgumentError, DeviceError, DtypeError, ShapeError, Site, listed
 
@@ -94,26 +95,28 @@ def check_weights(
             raise ArgumentError(f"{name} has layout {t.layout}; only strided tensors can be used")
     check_one_dtype(x, named)
     check_dtype(x.dtype)
-    for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-        one = f" {i}" if len(weights) > 1 else ""
+    for (name, weight), (of_bias, bias) in zip(
+        numbered("weight", weights).items(), numbered("bias", biases).items(), strict=True
+    ):
         if weight.dim() != 2:
-            raise ShapeError(f"weight{one} has shape {tuple(weight.shape)}: it must be (N, K), as in nn.Linear")
+            raise ShapeError(f"{name} has shape {tuple(weight.shape)}: it must be (N, K), as in nn.Linear")
         if weight.shape[1] != features:
+            after = "" if features == x.shape[-1] else " after the gather"
             raise ShapeError(
-                f"x has shape {tuple(x.shape)}, {features} features; weight{one} has shape {tuple(weight.shape)}, it "
+                f"x has shape {tuple(x.shape)}, {features} features{after}; {name} has shape {tuple(weight.shape)}, it "
                 f"takes {weight.shape[1]}"
             )
         if bias is not None and tuple(bias.shape) != (weight.shape[0],):
-            must = f"for weight{one} it must be ({weight.shape[0]},)"
-            raise ShapeError(f"bias{one} has shape {tuple(bias.shape)}; {must}")
+            must = f"for {name} it must be ({weight.shape[0]},)"
+            raise ShapeError(f"{of_bias} has shape {tuple(bias.shape)}; {must}")
 
 
 def check_tensors(**given: Any) -> None:
-    """Checks that each value is a tensor, None, or a list of these. Raises ArgumentError."""
+    """Checks that each value is a tensor of the rank, None, or a list of these. Raises ArgumentError."""
     for name, value in given.items():
         for t in value if isinstance(value, list | tuple) else [value]:
             if t is not None:
-                check_tensor(name, t)
+                check_part(name, t)
 
 
 def check_tensor(name: str, value: Any) -> None:
@@ -122,6 +125,14 @@ def check_tensor(name: str, value: Any) -> None:
         hint = ": its tensors are .weight and .bias" if isinstance(value, torch.nn.Linear) else ""
         what = "None" if value is None else f"a {type(value).__name__}"
         raise ArgumentError(f"{name} is {what}, not a tensor{hint}", Site.of_user())
+
+
+def check_part(name: str, value: Any) -> None:
+    """Checks that a value is a tensor of the rank, as operators take it: no DTensor. Raises ArgumentError."""
+    check_tensor(name, value)
+    if isinstance(value, DTensor):
+        what = f"{name} is a DTensor of shape {tuple(value.shape)}"
+        raise ArgumentError(f"{what}: operators take the rank's part, {name}.to_local()", Site.of_user())
 
 
 def check_type(name: str, value: Any, kind: str) -> None:
@@ -133,11 +144,11 @@ def check_type(name: str, value: Any, kind: str) -> None:
         return
     match kind:
         case "torch.Tensor" | "torch.Tensor | None":
-            check_tensor(name, value)
+            check_part(name, value)
         case "Tensors" | "Maybe":
             for t in value if isinstance(value, list | tuple) else [value]:
                 if t is not None or kind == "Tensors":
-                    check_tensor(name, t)
+                    check_part(name, t)
         case _:
             words, fits = _OPTIONS[kind.removesuffix(" | None")]
             if not fits(value):
@@ -203,8 +214,13 @@ def named_tensors(
     x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
 ) -> dict[str, torch.Tensor]:
     """Returns the tensors of a linear operator, by the names that errors use."""
-    named = {"x": x} | {f"weight {i}": w for i, w in enumerate(weights)}
-    return named | {f"bias {i}": b for i, b in enumerate(biases) if b is not None}
+    given = {"x": x, **numbered("weight", weights), **numbered("bias", biases)}
+    return {name: t for name, t in given.items() if t is not None}
+
+
+def numbered(name: str, values: Sequence[T]) -> dict[str, T]:
+    """Returns values by the names that errors use: "weight" if there is one, else "weight 0", "weight 1"."""
+    return {name: values[0]} if len(values) == 1 else {f"{name} {i}": v for i, v in enumerate(values)}
 
 
 def check_integers(name: str, given: torch.Tensor, shape: str) -> None:

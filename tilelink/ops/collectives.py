@@ -128,8 +128,10 @@ def name_of_group(group: dist.ProcessGroup | DeviceMesh | str | None) -> str:
         raise WorldError(f"torch.distributed is not initialised: call {start}", Site.of_user())
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
-            which = f"{group.ndim} dimensions {group.mesh_dim_names or ''}".rstrip()
-            raise ArgumentError(f"the mesh has {which}; pass one of them, mesh['tp']", Site.of_user())
+            names = group.mesh_dim_names
+            which = ": name them, mesh_dim_names=, and " if names is None else f" {names}; "
+            one = "mesh[name]" if names is None else " or ".join(f"mesh[{name!r}]" for name in names)
+            raise ArgumentError(f"the mesh has {group.ndim} dimensions{which}pass one of them, {one}", Site.of_user())
         group = group.get_group()
     members = dist.group.WORLD if group is None else group
     outside: object = dist.GroupMember.NON_GROUP_MEMBER

@@ -155,8 +155,9 @@ def mixture_of_experts(
     `x`: (..., K), float32, float16 or bfloat16. `topk_idx`: integers (..., top), experts of all ranks numbered rank by
     rank, -1 for none; `topk_weights`: (..., top). `gate_up`: (experts of this rank, 2 * hidden, K), gate first; `down`:
     (experts of this rank, K, hidden). `slices`: how many ranks share an expert, as in `moe_routing`; hidden is then the
-    number of hidden features of this rank. `places`: the places of experts, as in `moe_routing`; gate_up and down then
-    have the weights of this rank's places.
+    number of hidden features of this rank. The layer has as many experts as `gate_up` of all ranks together: no error
+    tells that each rank gives the weights of all experts instead of its own. `places`: the places of experts, as in
+    `moe_routing`; gate_up and down then have the weights of this rank's places.
     `activation`: maps the rows of all experts, (rows, 2 * hidden), to (rows, hidden), by default `tilelink.ops.swiglu`;
     padding rows that it gets have any values. `tokens`, `capacity`: as in `moe_routing`; by default no row is dropped.
     `plan`: a schedule of the two programs, "push", "pull", "few" or "columns"; "once", or another schedule of the
@@ -185,7 +186,7 @@ def mixture_of_experts(
         out = _whole_layer(x.reshape(-1, width), gate_up, down, routing, topk_weights.reshape(-1, top), plan)
         return out.reshape(x.shape)
     rows = dispatch_linear(x.reshape(-1, width), gate_up, routing, plan=plan)
-    made = raised_everywhere(name, lambda: _activated(activation, rows, down.shape[2]), "activation", rows)
+    made = raised_everywhere(name, lambda: _activated(activation, rows, down.shape[2]), "the activation", rows)
     out = linear_combine(made, down, routing, topk_weights.reshape(-1, top), plan=plan)
     return out.reshape(*x.shape[:-1], down.shape[1])
 

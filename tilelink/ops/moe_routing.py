@@ -120,7 +120,7 @@ def moe_routing(
     room = rows_at_most(world, tokens, top, experts * slices // world) if capacity is None else capacity
     ids = topk_idx if topk_idx.dtype == torch.int32 else topk_idx.long()
     ids = pad(ids, (0, 0, 0, tokens - mine), value=-1) if tokens > mine else ids
-    call = {"experts": experts, "slices": slices, "group_name": name, "plan": torch_or_none(plan)}
+    call = {"experts": experts, "slices": slices, "group_name": name, "plan": plan}
     if not is_once(plan):
         counts, order, place = route(x=ids, **call)
         return Routing(counts, order, place, mine, room, name, slices)
@@ -176,11 +176,15 @@ def placed(topk_idx: torch.Tensor, places: torch.Tensor, experts: int, rank: int
 
 
 def _check(
-    topk_idx: torch.Tensor, experts: int, slices: int, places: torch.Tensor | None, tokens: int | None,
-    capacity: int | None, world: int,
+    topk_idx: torch.Tensor, experts: int, slices: int, places: Any, tokens: int | None, capacity: int | None,
+    world: int,
 ) -> None:  # fmt: skip
     check_numbers(experts=experts, slices=slices, tokens=tokens, capacity=capacity)
-    check_tensors(topk_idx=topk_idx, **({} if places is None else {"places": places}))
+    check_tensors(topk_idx=topk_idx)
+    if places is not None and not isinstance(places, torch.Tensor):
+        made = "ops.expert_places makes one of a list of the expert at each place"
+        what = f"places is a {type(places).__name__}; it must be a table (experts, copies): {made}"
+        raise ArgumentError(what, Site.of_user())
     for name, given, shape in (("topk_idx", topk_idx, "(tokens, top)"), ("places", places, "(experts, copies)")):
         if given is not None:
             check_integers(name, given, shape)
@@ -192,8 +196,20 @@ def _check(
     check_slices(experts, slices, world)
     if places is not None:
         check_devices(topk_idx, {"places": places}, "topk_idx")
+        _check_last(places, experts, slices, world)
     if tokens is not None and tokens < len(topk_idx):
         raise ArgumentError(f"tokens={tokens} is less than the {len(topk_idx)} tokens of this rank", Site.of_user())
+
+
+def _check_last(places: torch.Tensor, experts: int, slices: int, world: int) -> None:
+    """Raises ArgumentError if a table on a CPU names a place beyond the last one. On other devices the host does not
+    read the table."""
+    if type(places) is torch.Tensor and places.is_cpu and not torch.compiler.is_compiling():
+        last = int(places.max())
+        if last >= experts:
+            parts = world // slices
+            there = f"there are {experts}, {experts // parts} on each of {_parts(slices, world)}"
+            raise ArgumentError(f"places names place {last}, so it has {last + 1} places; {there}", Site.of_user())
 
 
 def check_numbers(**given: Any) -> None:
@@ -206,5 +222,9 @@ def check_slices(experts: int, slices: int, world: int) -> None:
     if slices < 1 or world % slices:
         raise ArgumentError(f"slices={slices}; it must divide the number of ranks, {world}", Site.of_user())
     if experts < 1 or experts % (world // slices):
-        parts = f"{world} ranks" if slices == 1 else f"{world // slices} parts of the ranks, {slices} in each"
+        parts = _parts(slices, world)
         raise ArgumentError(f"{experts} experts; there must be as many on each of {parts}", Site.of_user())
+
+
+def _parts(slices: int, world: int) -> str:
+    return f"{world} ranks" if slices == 1 else f"{world // slices} parts of the ranks, {slices} in each"

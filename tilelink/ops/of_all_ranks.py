@@ -15,6 +15,8 @@ from tilelink.ops.operator import Operator
 from tilelink.ops.plain import Plain
 from tilelink.ops.programs import Programs
 from tilelink.ops.rows_of_experts import laid_out, met
+from tilelink.plans.layer_plans import plan_of
+from tilelink.plans.names import Plan
 from tilelink.runtime.agreement import TOKENS
 
 
@@ -41,7 +43,12 @@ class Route(OfExperts):
 
     def told(self) -> Mapping[str, Any]:
         tokens, top = self.x.shape
-        return {"experts": self.experts, "slices": self.slices, TOKENS: tokens, "top": top}
+        sizes = {"experts": self.experts, "slices": self.slices, TOKENS: tokens, "top": top}
+        return {"operator": "moe_routing", "plan": self.plan, **sizes}
+
+    def plan_of_path(self) -> Plan:
+        """Returns the first schedule: the plan of the layer says only whether plain torch computes."""
+        return plan_of(self.pair, self.program, None)
 
     def on_gpu(self, path: Plain) -> bool:
         """Whether Triton's kernels compute this."""

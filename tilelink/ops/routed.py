@@ -123,7 +123,8 @@ def check_room(path: Plain, counts: torch.Tensor, sent: int, room: int) -> None:
     if isinstance(path.members, Traced):
         return
     routing, world = Routing(Integers.of_array(counts.cpu().numpy())), path.members.world
-    if said := routing.without_room("counts", {"sent": (sent,) * world, "routed": (room,) * world}, True):
+    rooms = {"sent": (sent,) * world, "routed": (room,) * world}
+    if said := routing.without_room("counts", rooms, of_operators=True, of_programs=False):
         raise CapacityError(said, Site.of_user())
 
 

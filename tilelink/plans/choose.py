@@ -11,7 +11,7 @@ from typing import Any
 from tilelink.analysis.machine import machine as described
 from tilelink.analysis.simulate import Prediction
 from tilelink.analysis.simulate.verdict import times_as_fast
-from tilelink.errors import ArgumentError, MachineError, Site, listed, public
+from tilelink.errors import ArgumentError, MachineError, Site, TileLinkError, listed, public
 from tilelink.frontend.kept import kept
 from tilelink.frontend.values import dtype_name
 from tilelink.plans.forms import Form, Forms, Question
@@ -93,7 +93,10 @@ def choose(
         of_dtype = dtype_name(dtype)
     except ValueError as e:
         raise ArgumentError(str(e), Site.of_user()) from None
-    return _choose(operator, machine, of_dtype, reserved, **sizes)
+    try:
+        return _choose(operator, machine, of_dtype, reserved, **sizes)
+    except TileLinkError as e:
+        raise e.placed() from None
 
 
 @kept(4096)
