@@ -211,7 +211,10 @@ class RoleEmitter:
         return self.write.set(self.block_name(load.view, number), value, Kind.TEMPORARY)
 
     def block_name(self, view: View, number: int = 0) -> str:
-        return self.made(f"{view.tensor}_block{number or ''}", "block", view.tensor, number)
+        """The name of a loaded block. Blocks of several shapes have several names: Triton lets no name change its shape
+        in a loop or a branch."""
+        shape = tuple(r.extent for r in view.ranges)
+        return self.made(f"{view.tensor}_block{number or ''}", "block", view.tensor, shape, number)
 
     def load(self, view: View, moved: Source | None = None) -> Source:
         described = self.pipelined and moved is None
@@ -285,9 +288,9 @@ class RoleEmitter:
         made = len(self.addresses.bounds) + len(self.addresses.of_tile)
         return self.addresses.per_tile(f"entered_{made}", value)
 
-    def value(self, value: Source) -> Source:
-        """Assigns a block that is stored more than once to a name, and returns the name."""
-        return self.write.set(self.made("value"), value, Kind.TEMPORARY)
+    def value(self, s: ir.Store) -> Source:
+        """Assigns a block that is stored more than once to a name of its statement, and returns the name."""
+        return self.write.set(self.made("value", "value", s), self.code(s, s.value), Kind.TEMPORARY)
 
     def dtype(self, view: View) -> str:
         return TRITON_DTYPES[self.program.tensor(view.tensor).dtype]

@@ -167,7 +167,7 @@ class Far(Reach):
 
     def store(self, s: Store) -> None:
         emitter, near, one = self.emitter, self.near(s), replace(s.target, home=home_of(s.target))
-        value = emitter.value(emitter.code(s, s.value))
+        value = emitter.value(s)
         block, moved = converted(value, emitter.dtype(one)), emitter.moved(s.where)
         stage = self._stage(s.target, value) if s.target.home == ALL_RANKS else None
         if stage and near is not self.node:

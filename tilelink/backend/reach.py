@@ -61,8 +61,8 @@ class ByStores(Reach):
     def bring(self, s: Write) -> None:
         match s:
             case Store():
-                value = self.emitter.code(s, s.value)
-                value = self.emitter.value(value) if s.target.home == ALL_RANKS else value
+                emitter, all_ranks = self.emitter, s.target.home == ALL_RANKS
+                value = emitter.value(s) if all_ranks else emitter.code(s, s.value)
                 self.put(s.target, converted(value, self.emitter.dtype(s.target)), self.emitter.moved(s.where))
             case Copy():
                 through_registers(self.emitter, s, self.put)
@@ -107,7 +107,7 @@ class Near(ByStores):
     def sum(self, view: View, token: Source | None) -> Source:
         """The sum of a view of all ranks, in its dtype, added up in float32. The loads depend on `token`."""
         shape = f"({', '.join(str(r.extent) for r in view.ranges)},)"
-        total = self.write.set(self.emitter.made("total"), call("tl.zeros", shape, "tl.float32"))
+        total = self.write.set(self.emitter.made("total", "total", shape), call("tl.zeros", shape, "tl.float32"))
         with self.homes(view) as home:
             at = self.emitter.addresses.block(view, home, token=token)
             block = call("tl.load", at.pointer, mask=at.mask, other="0" if at.mask else None)
