@@ -31,6 +31,63 @@ DTYPES = [
         "a is a block of int32: in a loop or a branch it can't become one of float32; convert it, .to(",
     ),
     tile(
+        "integers that become longer",
+        DtypeError,
+        "a = tl.zeros((16,), tl.int32)\nfor k in tk.steps(x.K):\n"
+        "    a += tl.sum(x[t.M, k].load().to(tl.int64), 1)  # <-",
+        "a is a block of int32: in a loop or a branch it can't become one of int64; convert it, .to(",
+    ),
+    tile(
+        "truths that become integers",
+        DtypeError,
+        "a = tl.zeros((16, 16), tl.int32) > 0\nfor k in tk.steps(x.K):\n    a = a & tl.zeros((16, 16), tl.int32)  # <-",
+        "a is a block of bool: in a loop or a branch it can't become one of int32",
+    ),
+    tile(
+        "a count, which has no sign",
+        DtypeError,
+        "a = tl.zeros((16,), tl.int32)\nfor k in tk.steps(x.K):\n    a += tl.sum(x[t.M, k].load() > 0, 1)  # <-",
+        "a is a block of int32: in a loop or a branch it can't become one of uint32",
+    ),
+    tile(
+        "integers of two lengths in two branches",
+        DtypeError,
+        "a = tl.zeros((16,), tl.int32)\nif tk.rank() > 0:  # <-\n    b = a\nelse:\n    b = a.to(tl.int64)",
+        "b is a block of int32: in the other branch it can't be one of int64",
+    ),
+    *(
+        tile(f"float8: {e}", DtypeError, f"a = tl.zeros((16, 16), tl.float8e4nv)\nb = {e}  # <-", *says)
+        for e, *says in (
+            ("a + a", "a + a: operators do not take float8_e4m3fn: convert it, .to(tl.float32)"),
+            ("2 * a", "2 * a: operators do not take float8_e4m3fn"),
+            ("-a", "-a: operators do not take float8_e4m3fn"),
+            ("a > 0", "a > 0: operators do not take float8_e4m3fn"),
+            ("a * tl.zeros((16, 16), tl.int32)", "operators do not take float8_e4m3fn and int32"),
+            ("a * tl.zeros((16, 16), tl.float64)", "operators do not take float8_e4m3fn and float64"),
+            ("tl.sum(a, 1)", "tl.sum does not take float8_e4m3fn: convert it, .to(tl.float32)"),
+            ("a.to(tl.float64)", "a block of float8_e4m3fn can't become one of float64 at once", "float16, bfloat16",
+             "write .to(tl.float32).to(tl.float64)"),
+            ("tl.zeros((16,), tl.int8).to(tl.float8e5)", "a block of int8 can't become one of float8_e5m2",
+             "write .to(tl.float32).to(tl.float8e5)"),
+            ("a.to(tl.float8e5)", "a block of float8_e4m3fn can't become one of float8_e5m2 at once"),
+        )
+    ),
+    pair(
+        "store of float64 to float8",
+        DtypeError,
+        {
+            'tk.local("M", "K")': 'tk.local("M", "K", dtype="float8_e4m3fn")',
+            NOTIFY: "    tk.notify(full[t].at(t.reader).store(x[t].load().to(tl.float64)))  # <-",
+        },
+        "store to full: a block of float64 can't become one of float8_e4m3fn at once",
+    ),
+    tile(
+        "dtype that no block has",
+        DtypeError,
+        "a = tl.zeros((16,), tl.float32).to(tl.float8e4b15)  # <-",
+        "fp8e4b15 is not a dtype TileLink knows; it knows float64, int64, float32",
+    ),
+    tile(
         "variable of a loop",
         DtypeError,
         "a = tl.zeros((16, 16), tl.float16)\nfor k in tk.steps(x.K):\n    a = a / 2.0  # <-",

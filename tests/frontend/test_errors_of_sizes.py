@@ -20,6 +20,7 @@ from tests.frontend.wrong import (
     tile,
 )
 from tilelink.errors import ArgumentError, DimensionError, TileSizeError, WorldError
+from tilelink.frontend.values import CONVERTS
 
 DIMENSIONS = [
     tile(
@@ -66,7 +67,7 @@ DIMENSIONS = [
     ),
     tile(
         "dot of a row", DimensionError, "a = tl.dot(out[t].load(), out[t.rows, 0].load())  # <-",
-        "it takes blocks of two dimensions", "an integer as an index drops one",
+        "it takes two blocks of two dimensions", "an integer as an index drops one",
     ),
     tile("no index at all", DimensionError, "out['M'].store(1.0)  # <-", "'M' is no index of a view", "use the tile"),
     tile(
@@ -107,7 +108,31 @@ DIMENSIONS = [
         "dot that is added to another shape",
         DimensionError,
         "a = tl.zeros((16, 32), tl.float16)\nb = tl.dot(a, tl.trans(a), acc=a)  # <-",
-        "can't be added to (16, 32)",
+        "can't be added to (16, 32); it is (16, 16)",
+    ),
+    tile(
+        "dots of which there are not as many",
+        DimensionError,
+        "a = tl.dot(tl.zeros((4, 16, 32), tl.float16), tl.zeros((2, 32, 16), tl.float16))  # <-",
+        "it takes as many products on the left, 4, as on the right, 2",
+    ),
+    tile(
+        "dots that are added to one",
+        DimensionError,
+        "a = tl.zeros((4, 16, 16), tl.float16)\nb = tl.dot(a, a, tl.zeros((16, 16), tl.float32))  # <-",
+        "can't be added to (16, 16); it is (4, 16, 16)",
+    ),
+    *(
+        [
+            tile(
+                "softmax along the last axis",
+                DimensionError,
+                "a = tl.zeros((16, 32), tl.float32)\nb = tl.softmax(a, 1)  # <-",
+                "takes another axis than 0 only with keep_dims=True; write tl.softmax(a, 1, keep_dims=True)",
+            )
+        ]
+        if CONVERTS  # Triton 3.9 keeps the dimensions itself
+        else []
     ),
     pair(
         "copy to other coordinates",

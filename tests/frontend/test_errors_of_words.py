@@ -391,12 +391,6 @@ STATEMENTS = [
     ),
     tile("dot of one block", NotUnderstoodError, "a = tl.dot(inbox[0, t].load(), 1)  # <-", "takes two blocks"),
     tile(
-        "condition as a block",
-        NotUnderstoodError,
-        "a = tl.where(tk.rank() == 0, 1.0, 2.0)  # <-",
-        "rank == 0 can't be part of Triton code; tk.rank() == 0 is a condition",
-    ),
-    tile(
         "complement of a rank", NotUnderstoodError, "a = ~tk.rank()  # <-", "such integers take + - * // %"
     ),
     tile("sign of a text", NotUnderstoodError, "a = -'x'  # <-", "bad operand type for unary -"),

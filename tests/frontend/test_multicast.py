@@ -184,7 +184,6 @@ ADDED = "float32, float16, bfloat16"
     [
         (add, "int32", f"there is int32, and fabrics add up {ADDED}"),
         (add, "float64", f"there is float64, and fabrics add up {ADDED}"),
-        (add, "float8_e5m2", f"there is float8_e5m2, and fabrics add up {ADDED}"),
         (add_twice, "float32", r"acc = acc \+ 2 \* there.* does more than add up"),
         (add_squares, "float32", "it does more than wait for a view and add it up"),
         (add_where, "int32", r"where=there\[.*\]\.at\(source\) leaves rows out"),

@@ -14,7 +14,7 @@ from triton.compiler import ASTSource
 
 from tests.frontend.wrong import alone, changed, load
 from tilelink.frontend.elaboration.statements import Elaborator
-from tilelink.frontend.values import TRITON_DTYPES, Block, is_floating
+from tilelink.frontend.values import FLOAT8, IN_REGISTERS, TRITON_DTYPES, Block, is_floating
 
 USER = """
 @triton.jit
@@ -70,6 +70,16 @@ def role"""
         ("tl.dot(input=a, other=tl.trans(a))", (16, 16), "float32"),
         ("tl.dot(a, tl.trans(a), tl.zeros((16, 16), tl.float16))", (16, 16), "float16"),
         ("tl.dot(n, tl.trans(n))", (16, 16), "int32"),
+        ("tl.dot(tl.zeros((4, 16, 32), tl.float16), tl.zeros((4, 32, 64), tl.float16))", (4, 16, 64), "float32"),
+        ("tl.sum(tl.dot(tl.zeros((4, 16, 32), tl.int8), tl.zeros((4, 32, 64), tl.int8)), 2)", (4, 16), "int32"),
+        ("tl.gather(a, tl.zeros((16, 8), tl.int32), 1)", (16, 8), "float16"),
+        ("tl.softmax(a, 0)", (16, 32), "float32"),
+        ("tl.sum(a > 0, 1)", (16,), "uint32"),
+        ("(n.to(tl.uint16) + n) >> 3", (16, 32), "uint16"),
+        ("c.to(tl.uint32, bitcast=True)", (16, 32), "uint32"),
+        ("tl.max(a, 1, keep_dims=tk.rank() >= 0)", (16, 1), "float32"),
+        ("tl.where(tk.rank() > 0, a, 1.5)", (16, 32), "float16"),
+        ("c * (tk.rank() > 0)", (16, 32), "float32"),
         ("tl.zeros((8, 4), tl.int32)", (8, 4), "int32"),
         ("tl.full((8,), 1.0, dtype=tl.bfloat16)", (8,), "bfloat16"),
         ("tl.arange(0, 64)", (64,), "int32"),
@@ -114,6 +124,8 @@ FLOATING = ["tl.abs(a)", "tl.clamp(a, 0.0, 1.0)", "tl.cumsum(a, 0)", "tl.cumprod
             "tl.fdiv(a, a)", "tl.fma(a, a, a)", "tl.fma(a, 2.0, a)", "tl.sum(a, 1, dtype=tl.float32)"]  # fmt: skip
 WHOLE = ["a // 2", "a % 2", "a & 1", "a | a", "~a", "tl.cumsum(a, 1)", "tl.xor_sum(a, 1)"]
 TWO = ["a + b", "a * b", "a / b", "tl.maximum(a, b)", "tl.where(a > b, a, b)", "tl.add(a, b)", "tl.minimum(b, a)"]
+OF_FLOAT8 = ["tl.max(a, 1)", "tl.min(a)", "tl.abs(a)", "a.T", "tl.where(b > 0, a, 0.0)", "a * b", "b - a", "a > b",
+             "a.to(tl.float16)", "b.to(a.dtype)"]  # fmt: skip
 NOT_COMPILED = {"bool": ("-a", "a / 2", "a // 2", "a % 2")}
 """What Triton refuses by the dtype of the block."""
 FEW = ("float32", "float16", "bfloat16", "int8", "int32", "bool")
@@ -121,13 +133,17 @@ FEW = ("float32", "float16", "bfloat16", "int8", "int32", "bool")
 
 def rows() -> Iterator[tuple[str, str]]:
     """Expressions, each with its operands."""
-    for d in ("float64", *FEW, "int16", "int64", "uint8"):
+    for d in ("float64", *FEW, "int16", "int64", "uint8", *IN_REGISTERS):
         a = f"tl.zeros((16, 32), {DTYPES[d]})"
         for e in ALL + (FLOATING if is_floating(d) else WHOLE):
             if e not in NOT_COMPILED.get(d, ()):
                 yield e, f"a = {a}"
+        if d in IN_REGISTERS:
+            yield from ((f"a {op} b", f"a, b = {a}, tl.zeros((16, 32), tl.int32)") for op in ("+", "&", ">"))
         if d in ("float32", "float64"):
             yield from ((f"tl.{f}(a)", f"a = {a}") for f in ("exp", "log2", "sqrt", "rsqrt", "erf", "floor", "sigmoid"))
+    for d in FLOAT8:
+        yield from ((e, f"a, b = tl.zeros((16, 32), {DTYPES[d]}), tl.zeros((16, 32), tl.bfloat16)") for e in OF_FLOAT8)
     for d, other in combinations(FEW, 2):
         for e in TWO if other != "bool" or is_floating(d) else [e for e in TWO if "/" not in e]:
             yield e, f"a, b = tl.zeros((16, 32), {DTYPES[d]}), tl.zeros((16, 32), {DTYPES[other]})"
@@ -143,10 +159,8 @@ def test_triton_agrees(tmp_path: Path) -> None:
     asserted = []
     for k, (e, _) in enumerate(written):
         made = found[f"made{k}"]
-        unsigned = made.dtype is None and e.startswith(("tl.sum", "tl.cumsum"))  # uint32, which is none of our dtypes
-        assert made.dtype is not None or unsigned, (e, lines[k])
-        dtype = "tl.uint32" if made.dtype is None else DTYPES[made.dtype]
-        asserted.append(f"{lines[k]}\ntl.static_assert(made{k}.dtype == {dtype}, {lines[k]!r})")
+        assert made.dtype is not None, (e, lines[k])
+        asserted.append(f"{lines[k]}\ntl.static_assert(made{k}.dtype == {DTYPES[made.dtype]}, {lines[k]!r})")
         if made.shape:
             asserted.append(f"tl.static_assert(made{k}.shape == {made.shape}, {lines[k]!r})")
     text = "\n    ".join("\n".join(asserted).splitlines())

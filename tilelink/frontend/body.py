@@ -15,7 +15,7 @@ import sympy
 
 from tilelink.errors import Site
 from tilelink.frontend.arithmetic import to_text
-from tilelink.frontend.expressions import Expr, shown
+from tilelink.frontend.expressions import Boolean, Expr, shown
 from tilelink.frontend.views import View
 
 
@@ -53,10 +53,10 @@ class Called:
 @dataclass(frozen=True)
 class Code:
     """Triton code with holes. `text`: a Python expression in which {0}, {1}... stand for `holes`; other names are of
-    Triton's language, `tl`. `dots`: (m, n, k) of each `tl.dot` in it."""
+    Triton's language, `tl`. `dots`: (m, n, k) of each `tl.dot` in it; m counts the rows of all products of a dot."""
 
     text: str
-    holes: tuple[Load | Variable | Called | Expr, ...] = ()
+    holes: tuple[Load | Variable | Called | Expr | Boolean, ...] = ()
     dots: tuple[tuple[int, int, int], ...] = ()
 
     def reading(self, change: Callable[[View], View]) -> Code:
@@ -69,7 +69,7 @@ class Code:
         return tuple(h for h in self.holes if isinstance(h, Load))
 
     def __str__(self) -> str:
-        return self.text.format(*(to_text(h) if isinstance(h, Expr) else h for h in self.holes))
+        return self.text.format(*(to_text(h) if isinstance(h, Expr | Boolean) else h for h in self.holes))
 
 
 Body = tuple["Statement", ...]
@@ -140,7 +140,7 @@ class Statement:
     @property
     def integers(self) -> tuple[sympy.Basic, ...]:
         """The integers and conditions that it names itself, outside of views."""
-        holes = (hole for code in self.codes for hole in code.holes if isinstance(hole, Expr))
+        holes = (hole for code in self.codes for hole in code.holes if isinstance(hole, Expr | Boolean))
         return (*(getattr(self, name) for name in self.INTEGERS), *holes)
 
     @cached_property
@@ -280,7 +280,7 @@ class If(Statement):
     """A branch on integers known before the run."""
 
     INTEGERS, BLOCKS = ("condition",), ("body", "orelse")
-    condition: sympy.logic.boolalg.Boolean
+    condition: Boolean
     body: Body
     orelse: Body
 

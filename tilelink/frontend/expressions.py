@@ -12,6 +12,7 @@ from typing import Any
 
 import sympy
 from sympy import Expr as Expr
+from sympy.logic.boolalg import Boolean as Boolean
 
 from tilelink.frontend.kept import kept
 

@@ -16,7 +16,7 @@ import sympy
 from tilelink.errors import Site
 from tilelink.frontend.body import *  # noqa: F403  # statements and views have their names here, too
 from tilelink.frontend.body import Body, Notify, Wait, every, walk
-from tilelink.frontend.expressions import WORLD, Expr, symbol
+from tilelink.frontend.expressions import WORLD, Boolean, Expr, symbol
 from tilelink.frontend.kept import hashed_once
 from tilelink.frontend.schedule import CopyEngine, SMs
 from tilelink.frontend.tables import Table
@@ -42,7 +42,7 @@ class Walk:
     count: Expr
     coordinates: tuple[tuple[str, Expr], ...]
     axes: tuple[tuple[str, Expr], ...]
-    exists: sympy.logic.boolalg.Boolean
+    exists: Boolean
     ranges: tuple[Range, ...]
     homes: tuple[tuple[str, Expr], ...]
     sent: Range | None = None
@@ -128,7 +128,7 @@ class Notifier:
     tiles: tuple[int | None, ...]
     times: Expr
     sums: tuple[tuple[str, Expr, Expr], ...]
-    condition: sympy.logic.boolalg.Boolean
+    condition: Boolean
 
 
 @hashed_once
@@ -146,7 +146,7 @@ class Signals:
     notifiers: tuple[Notifier, ...]
     scope: str
     by_home: bool
-    waiters: sympy.logic.boolalg.Boolean
+    waiters: Boolean
 
     def index(self, view: View, home: Expr | None = None) -> tuple[Range | Expr, ...]:
         """The view's index in the grid. `home`: the home to take instead of the view's own, if that is all ranks."""

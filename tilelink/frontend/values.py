@@ -17,7 +17,7 @@ import triton.language as tl
 
 from tilelink.errors import similar
 from tilelink.frontend.arithmetic import to_text
-from tilelink.frontend.expressions import Expr
+from tilelink.frontend.expressions import Boolean, Expr
 from tilelink.frontend.ir import Range
 
 DOT_DTYPES = ("float16", "bfloat16", "float32", "int8", "float8_e4m3fn", "float8_e5m2")
@@ -33,11 +33,14 @@ ITEM_SIZE = {
     "float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1,
     "float8_e4m3fn": 1, "float8_e5m2": 1, "bool": 1,
 }  # fmt: skip
-TRITON_DTYPES = {n: n for n in ITEM_SIZE} | {
+"""Bytes of an element, by the dtype of the tensor."""
+IN_REGISTERS = ("uint16", "uint32", "uint64")
+"""The dtypes that only blocks in registers have."""
+TRITON_DTYPES = {n: n for n in (*ITEM_SIZE, *IN_REGISTERS)} | {
     "bool": "int1", "float8_e4m3fn": "float8e4nv", "float8_e5m2": "float8e5",
 }  # fmt: skip
-_INTEGERS = {"bool": (1, False), "int8": (8, True), "uint8": (8, False), "int16": (16, True), "int32": (32, True),
-             "int64": (64, True)}  # fmt: skip
+_INTEGERS = {"bool": (1, False), "int8": (8, True), "uint8": (8, False), "int16": (16, True), "uint16": (16, False),
+             "int32": (32, True), "uint32": (32, False), "int64": (64, True), "uint64": (64, False)}  # fmt: skip
 """The bits of dtypes of integers, and whether they have a sign."""
 _REDUCTIONS = ("sum", "max", "min", "argmax", "argmin", "xor_sum", "reduce_or")
 _ELEMENTWISE = frozenset([
@@ -45,13 +48,18 @@ _ELEMENTWISE = frozenset([
     "sqrt_rn", "umulhi", "sigmoid", "softmax", "where", "maximum", "minimum", "clamp", "zeros_like", "add", "sub",
     "mul", "cumsum", "cumprod", "flip", "multiple_of", "max_contiguous", "max_constancy",
 ])  # fmt: skip
-_FLOATS = ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+WIDER_THAN_FLOAT8 = ("float32", "float16", "bfloat16")
+"""The dtypes that blocks of float8 are converted to and from."""
+_NOT_OF_FLOAT8 = ("sum", "argmax", "argmin", "cumsum", "cumprod", "sort", "fma", "add", "sub", "mul", "clamp")
+_FLOATS = ("float32", "float64", "float16", "bfloat16")
 _TAKEN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("exp", "exp2", "log", "log2", "cos", "sin", "sqrt", "rsqrt", "erf", "floor", "ceil", "sigmoid"),
                     ("float32", "float64")),
     **dict.fromkeys(("sqrt_rn", "div_rn"), ("float32",)),
-    **dict.fromkeys(("softmax", "fdiv"), _FLOATS),
-    "umulhi": ("int32", "int64"),
+    "softmax": (*_FLOATS, *FLOAT8),
+    "fdiv": _FLOATS,
+    "umulhi": ("int32", "int64", "uint32", "uint64"),
     **dict.fromkeys(("xor_sum", "reduce_or"), tuple(_INTEGERS)),
 }  # fmt: skip
 """The dtypes of blocks that functions of Triton take, for functions that do not take all."""
@@ -63,12 +71,22 @@ Shape = tuple[int, ...] | None
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a dtype of torch, Triton or numpy, or of a dtype given by name or short form. Raises ValueError."""
+    """The name of a dtype of torch, Triton or numpy, or of a dtype given by name or short form. Raises ValueError for
+    one that no tensor has."""
+    return _known(dtype, tuple(ITEM_SIZE))
+
+
+def block_dtype(dtype: tl.dtype) -> str:
+    """The name of a dtype of Triton. Raises ValueError for one that no block has."""
+    return _known(dtype.name, (*ITEM_SIZE, *IN_REGISTERS))
+
+
+def _known(dtype: Any, known: tuple[str, ...]) -> str:
     text = str(dtype).removeprefix("torch.").removeprefix("<class 'numpy.").removesuffix("'>")
     text = _ALIASES.get(text, text)
-    if text not in ITEM_SIZE:
-        meant = similar(text, [*ITEM_SIZE, *_ALIASES])
-        raise ValueError(f"{dtype} is not a dtype TileLink knows; it knows {', '.join(ITEM_SIZE)}{meant}")
+    if text not in known:
+        meant = similar(text, [*known, *_ALIASES])
+        raise ValueError(f"{dtype} is not a dtype TileLink knows; it knows {', '.join(known)}{meant}")
     return text
 
 
@@ -107,7 +125,7 @@ def dtype_of_two(a: Any, b: Any, divides: bool = False, tensors: bool = False) -
     if one is not None and other is not None:
         return promote(one, other, divides)
     unknown, known = (a, other) if one is None else (b, one)
-    if isinstance(unknown, Expr) and known in ("float64", "float32", "float16"):
+    if isinstance(unknown, Expr | Boolean) and known in ("float64", "float32", "float16"):
         return promote(known, "int32", divides)
     return None
 
@@ -183,12 +201,25 @@ class Part:
 
 def not_taken(name: str, given: Mapping[str, Any]) -> str | None:
     """Why a function of Triton does not take the dtype of a block; None if it takes all. `given`: as in `result_of`."""
+    dtypes = [v.dtype for v in given.values() if isinstance(v, Block) and v.dtype is not None]
     taken = _TAKEN.get(name, ())
-    dtype = next((v.dtype for v in given.values() if isinstance(v, Block) and v.dtype not in (None, *taken)), None)
-    if dtype is None or not taken:
+    if taken and (dtype := next((d for d in dtypes if d not in taken), None)):
+        few = ", ".join(taken) if len(taken) > 2 else " or ".join(taken)
+        return f"tl.{name} takes {few}, and here a block of {dtype}: convert it, .to(tl.{taken[0]})"
+    if name in _NOT_OF_FLOAT8 and (dtype := next((d for d in dtypes if d in FLOAT8), None)):
+        return f"tl.{name} does not take {dtype}: convert it, .to(tl.float32)"
+    if name in ("to", "cast") and dtypes and given.get("bitcast") in (None, Static(False)):
+        return not_converted(dtypes[0], _dtype(given.get("dtype")))
+    return None
+
+
+def not_converted(before: str | None, after: str | None) -> str | None:
+    """Why Triton does not convert a block of one dtype to another; None if it does, or if one is unknown."""
+    narrow, other = (before, after) if before in FLOAT8 else (after, before)
+    if narrow not in FLOAT8 or other in (None, narrow, *WIDER_THAN_FLOAT8):
         return None
-    few = ", ".join(taken) if len(taken) > 2 else " or ".join(taken)
-    return f"tl.{name} takes {few}, and here a block of {dtype}: convert it, .to(tl.{taken[0]})"
+    return (f"a block of {before} can't become one of {after} at once: {narrow} is converted to and from "
+            f"{', '.join(WIDER_THAN_FLOAT8)}; write .to(tl.float32).to(tl.{TRITON_DTYPES[str(after)]})")
 
 
 def result_of(name: str, given: Mapping[str, Any]) -> tuple[Shape, str | None]:
@@ -212,6 +243,9 @@ def result_of(name: str, given: Mapping[str, Any]) -> tuple[Shape, str | None]:
             return block.shape, _dtype(given.get("dtype"))
         case "trans" if len(given) == 1:
             return (block.shape[::-1] if block.shape else None), block.dtype
+        case "gather":
+            index = given.get("index")
+            return (index.shape if isinstance(index, Block) else None), block.dtype
         case "dot":
             acc, said = given.get("acc"), _dtype(given.get("out_dtype"))
             exact = "int32" if block.dtype == "int8" else said or "float32"
@@ -223,7 +257,7 @@ def result_of(name: str, given: Mapping[str, Any]) -> tuple[Shape, str | None]:
 
 def _elementwise(name: str, given: Mapping[str, Any]) -> str | None:
     """The dtype of the result of an elementwise function."""
-    values = [v for v in given.values() if isinstance(v, Block | Expr) or _is_number(v)]
+    values = [v for v in given.values() if isinstance(v, Block | Expr | Boolean) or _is_number(v)]
     match name:
         case "maximum" | "minimum" | "clamp":
             return _together(replace(v, dtype=_widened(v.dtype)) if isinstance(v, Block) else v for v in values)
@@ -265,11 +299,14 @@ def _reduced_dtype(name: str, dtype: str | None, options: Mapping[str, Any]) -> 
         return "int32"
     if (said := _dtype(options.get("dtype"))) is not None:
         return said
-    if dtype is None or name in ("xor_sum", "reduce_or") or ITEM_SIZE[dtype] >= 4:
+    if dtype is None or name in ("xor_sum", "reduce_or") or (name == "sum" and is_floating(dtype)):
         return dtype
-    if name == "sum":
-        return dtype if is_floating(dtype) else "int32" if _INTEGERS[dtype][1] else None
-    return "float32" if is_floating(dtype) else "int32"
+    if is_floating(dtype):
+        return dtype if ITEM_SIZE[dtype] >= 4 else "float32"
+    bits, signed = _INTEGERS[dtype]
+    if bits >= 32:
+        return dtype
+    return "int32" if signed or name != "sum" else "uint32"
 
 
 def _reduced(shape: Shape, options: Mapping[str, Any]) -> Shape:
@@ -290,6 +327,4 @@ def _sizes(value: Any) -> Shape:
 
 
 def _dtype(value: Any) -> str | None:
-    if isinstance(value, Static) and isinstance(value.value, tl.dtype):
-        return dtype_name(value.value.name)
-    return None
+    return block_dtype(value.value) if isinstance(value, Static) and isinstance(value.value, tl.dtype) else None

@@ -29,7 +29,7 @@ from tilelink.frontend.values import TRITON_DTYPES, Block, Part, Static, broadca
 from tilelink.language import AxisWord, RanksWord, TensorWord, TileFunction
 
 _TOUCHING = ("load", "store", "make_block_ptr", "advance", "make_tensor_descriptor", "load_tensor_descriptor",
-             "store_tensor_descriptor", "gather", "inline_asm_elementwise")  # fmt: skip
+             "store_tensor_descriptor", "inline_asm_elementwise")  # fmt: skip
 
 
 class Calls(TritonCalls):
@@ -73,7 +73,7 @@ class Calls(TritonCalls):
             if problem := _misfit(called, node):
                 self.fail(NotUnderstoodError, node, f"{name}({', '.join(called.arg_names)}) does not take this: "
                           f"{problem}")
-            return self.triton_call(node, "", self.hole(ir.Called(name)), None)
+            return self.triton_call(node, "", self.hole(ir.Called(name)), None, called)
         if _is_triton(called):
             name = called.__name__
             if name in _TOUCHING or name.startswith("atomic") or "descriptor" in name:
@@ -133,7 +133,7 @@ class Calls(TritonCalls):
             self.fail(ViewError, node, f"store takes a block in registers or a number, not {self.text(value)}")
         if isinstance(value, Block) and not _fits(value.shape, place.shape):
             self.fail(DimensionError, node, f"a block of shape {value.shape} does not fit {view}, {place.shape}")
-        self.whole_numbers(node, place, value)
+        self.stored_dtype(node, place, value)
         made = self.node(stored, value)
         made = self.filled(node, place, made) if number else made
         where = self.moved(node, moved, view)

@@ -16,9 +16,8 @@ import triton.language as tl
 from tilelink.errors import HomeError, NotUnderstoodError, UndefinedNameError, ViewError, listed, similar
 from tilelink.frontend import ir
 from tilelink.frontend.arithmetic import to_text
-from tilelink.frontend.elaboration.source import BOOLEAN
 from tilelink.frontend.elaboration.views import Views
-from tilelink.frontend.expressions import Expr, floor_div, modulo, never_negative, symbol
+from tilelink.frontend.expressions import Boolean, Expr, floor_div, modulo, never_negative, symbol
 from tilelink.frontend.values import TRITON_DTYPES, Block, Static, TileValue
 from tilelink.language import AxisWord, TensorWord
 
@@ -182,11 +181,12 @@ class Expressions(Views):
         if isinstance(v, Block):
             if isinstance(node.op, ast.Not | ast.UAdd):
                 self.no_operator_of_blocks(node, node.op)
+            self.not_float8(node, v, dtype=v.dtype)
             return Block(ast.UnaryOp(node.op, v.node), v.shape, v.dtype)
         if isinstance(node.op, ast.USub | ast.UAdd) and isinstance(v, Expr):
             return -v if isinstance(node.op, ast.USub) else v
-        if isinstance(node.op, ast.Not) and isinstance(v, Expr | BOOLEAN):
-            return sympy.Not(truth(v))
+        if isinstance(node.op, ast.Not) and isinstance(v, Expr | Boolean):
+            return _decided(sympy.Not(truth(v)))
         if isinstance(v, Static | Expr):
             applied = ast.unparse(ast.UnaryOp(node.op, ast.Name("a")))
             return self.python(node, lambda a: eval(applied, {"a": a}), v)
@@ -200,9 +200,9 @@ class Expressions(Views):
             fold = all if isinstance(node.op, ast.And) else any
             return Static(fold(v.value for v in values))
         asked = list(map(truth, values))
-        if strange := [o for o in zip(node.values, asked, strict=True) if not isinstance(o[1], BOOLEAN)]:
+        if strange := [o for o in zip(node.values, asked, strict=True) if not isinstance(o[1], Boolean)]:
             self.no_number(node, *strange)
-        return (sympy.And if isinstance(node.op, ast.And) else sympy.Or)(*asked)
+        return _decided((sympy.And if isinstance(node.op, ast.And) else sympy.Or)(*asked))
 
     def of_Compare(self, node: ast.Compare) -> Any:
         terms = [self.value(node.left), *(self.value(c) for c in node.comparators)]
@@ -232,7 +232,7 @@ class Expressions(Views):
             else:
                 said = f"{self.text(a)} and {self.text(b)} can't be compared"
                 self.no_number(node, (nodes[k], a), (nodes[k + 1], b), said=said)
-        return result
+        return _decided(result)
 
     def no_number(self, node: ast.expr, *operands: tuple[ast.expr, Any], said: str = "") -> NoReturn:
         """Raises the error for an operation whose operands, each with its source, are not all numbers or blocks."""
@@ -329,6 +329,11 @@ def truth(value: Any) -> Any:
     if isinstance(value, Static):
         return sympy.sympify(bool(value.value))
     return sympy.Ne(value, 0) if isinstance(value, Expr) else value
+
+
+def _decided(condition: Any) -> Any:
+    """A condition, or the value of Python if it is the same for all tiles."""
+    return Static(condition == sympy.true) if condition in (sympy.true, sympy.false) else condition
 
 
 def _indexed(shape: tuple[int, ...] | None, entries: list[ast.expr]) -> tuple[int, ...] | None:

@@ -23,22 +23,23 @@ from tilelink.errors import (
 )
 from tilelink.frontend import ir
 from tilelink.frontend.arithmetic import to_text
-from tilelink.frontend.expressions import Expr
+from tilelink.frontend.expressions import Boolean, Expr
 from tilelink.frontend.schedule import CopyEngine, SMs
 from tilelink.frontend.values import (
+    FLOAT8,
     TRITON_DTYPES,
+    WIDER_THAN_FLOAT8,
     Block,
     Static,
     TileValue,
+    block_dtype,
     broadcast,
-    dtype_name,
     dtype_of_two,
     is_floating,
 )
 from tilelink.frontend.walk import step_size
 from tilelink.language import AxisWord, Launch, Recording, TensorWord, TileFunction
 
-BOOLEAN = sympy.logic.boolalg.Boolean
 _HOLE = re.compile(r"__hole(\d+)__")
 
 
@@ -79,7 +80,7 @@ class Source(ABC):
         self.stored: dict[ir.View, Site] = {}
         self.stored_inside: dict[ir.View, Site] = {}
         self.wholes: set[str] = set()
-        self.holes: dict[ir.Load | ir.Variable | ir.Called | Expr, int] = {}
+        self.holes: dict[ir.Load | ir.Variable | ir.Called | Expr | Boolean, int] = {}
         self.open = False
         self.dots: list[tuple[int, int, int]] = []
         self.nested: set[str] = set()
@@ -124,7 +125,7 @@ class Source(ABC):
             return tuple(self.argument(g) for g in given)
         return given if isinstance(given, TensorWord) else self.static(given)
 
-    def hole(self, what: ir.Load | ir.Variable | ir.Called | Expr) -> ast.expr:
+    def hole(self, what: ir.Load | ir.Variable | ir.Called | Expr | Boolean) -> ast.expr:
         """The source that stands for it. `open` until a statement has it, except for variables, which stay the same."""
         self.open |= not isinstance(what, ir.Variable)
         return ast.Name(f"__hole{self.holes.setdefault(what, len(self.holes))}__", ast.Load())
@@ -136,7 +137,7 @@ class Source(ABC):
                 return value.node
             case sympy.Integer():
                 return ast.Constant(int(value)) if value >= 0 else ast.UnaryOp(ast.USub(), ast.Constant(-int(value)))
-            case Expr():
+            case Expr() | Boolean():
                 return self.hole(value)
             case tuple():
                 return ast.Tuple([self.node(node, v) for v in value], ast.Load())
@@ -144,7 +145,7 @@ class Source(ABC):
                 if isinstance(v, bool | float | str | None):
                     return ast.Constant(v)
                 if isinstance(v, tl.dtype):
-                    return parsed(f"tl.{TRITON_DTYPES[dtype_name(v.name)]}")
+                    return parsed(f"tl.{TRITON_DTYPES[self.block_dtype(node, v)]}")
                 if isinstance(v, triton.runtime.JITFunction):
                     return self.hole(ir.Called(self.function_name(v)))
                 if hasattr(v, "__array__"):
@@ -161,7 +162,7 @@ class Source(ABC):
         source."""
         written = ast.unparse(node)
         match value:
-            case BOOLEAN():
+            case Boolean():
                 return (f"; {written} is a condition, and takes only `and`, `or` and `not`: put what depends on it "
                         "below an `if`, or compute an integer with + - * // % min max")
             case ir.View():
@@ -178,6 +179,13 @@ class Source(ABC):
             case tuple():
                 return f"; {written} is a tuple of {len(value)}: take one of its entries, such as {written}[0]"
         return ""
+
+    def block_dtype(self, node: ast.AST, dtype: tl.dtype) -> str:
+        """The name of a dtype of Triton that blocks may have. Raises DtypeError."""
+        try:
+            return block_dtype(dtype)
+        except ValueError as e:
+            self.fail(DtypeError, node, str(e))
 
     def source(self, node: ast.expr) -> ir.Code:
         """The source of an expression, with the contents of its holes, variables last."""
@@ -204,9 +212,19 @@ class Source(ABC):
             self.fail(DtypeError, node, f"{ast.unparse(node)}: this is for blocks of integers; of fractions, write "
                       f"{instead}")
         dtype = dtype_of_two(left, right, divides=isinstance(op, ast.Div | ast.Mod))
+        self.not_float8(node, left, right, dtype=dtype)
         if isinstance(op, ast.Div) and dtype is not None and not is_floating(dtype):
             dtype = "float32"
         return Block(made, shape, dtype)
+
+    def not_float8(self, node: ast.expr, *operands: Any, dtype: str | None) -> None:
+        """Raises DtypeError if an operator would compute with blocks of float8 in `dtype`: Triton compiles none that
+        does not convert them to a wider dtype first."""
+        narrow = next((o.dtype for o in operands if isinstance(o, Block) and o.dtype in FLOAT8), None)
+        if narrow is not None and dtype not in WIDER_THAN_FLOAT8:
+            others = ", ".join(o.dtype for o in operands if isinstance(o, Block) and o.dtype not in (None, narrow))
+            self.fail(DtypeError, node, f"{ast.unparse(node)}: operators do not take {narrow}"
+                      f"{others and f' and {others}'}: convert it, .to(tl.float32)")
 
     def local_name(self, name: str) -> str:
         """The name of a variable in the role. Inside a called tile function, the name is new in the role."""

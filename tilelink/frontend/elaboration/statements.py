@@ -25,9 +25,9 @@ from tilelink.frontend import ir
 from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.elaboration.calls import Calls
 from tilelink.frontend.elaboration.reading import truth
-from tilelink.frontend.elaboration.source import BOOLEAN
 from tilelink.frontend.expressions import (
     WORLD,
+    Boolean,
     Expr,
     first_of,
     floor_div,
@@ -38,7 +38,7 @@ from tilelink.frontend.expressions import (
     symbol,
 )
 from tilelink.frontend.schedule import power_of_two
-from tilelink.frontend.values import Block, Static, is_floating
+from tilelink.frontend.values import Block, Static
 from tilelink.frontend.walk import axis_values
 from tilelink.language import AxisWord, RanksWord, TileFunction
 
@@ -142,7 +142,7 @@ class Elaborator(Calls):
         """Raises DtypeError or DimensionError if a variable of a kernel would change its dtype or shape, as far as they
         are known. Triton compiles no such loop or branch."""
         a, b = one.dtype, other.dtype
-        if a != b and a is not None and b is not None and (is_floating(a) or is_floating(b)):
+        if a != b and a is not None and b is not None:
             self.fail(DtypeError, s, f"{name} is a block of {a}: {what} one of {b}; convert it, .to(...)")
         if None not in (one.shape, other.shape) and one.shape != other.shape:
             self.fail(DimensionError, s, f"{name} is a block of shape {one.shape}: {what} one of {other.shape}")
@@ -303,7 +303,7 @@ class Elaborator(Calls):
             self.run(s.body if condition == sympy.true else s.orelse)
             return
         code = self.code(condition.node) if isinstance(condition, Block) else None
-        if code is None and not isinstance(condition, BOOLEAN):
+        if code is None and not isinstance(condition, Boolean):
             self.fail(NotUnderstoodError, s, f"a branch on {self.text(condition)}{self.instead(s.test, condition)}")
         if code is not None and condition.shape:
             self.fail(DataBranchError, s, f"a branch on a block of shape {condition.shape}: a branch takes one number; "

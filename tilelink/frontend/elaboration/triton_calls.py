@@ -10,12 +10,15 @@ from typing import Any
 import sympy
 import triton
 import triton.language as tl
+from triton.runtime import JITFunction
 
 from tilelink.errors import DimensionError, DtypeError, NotUnderstoodError, TileSizeError, similar
+from tilelink.frontend.arithmetic import to_text
+from tilelink.frontend.elaboration.functions import problem_of
 from tilelink.frontend.elaboration.reading import Expressions
 from tilelink.frontend.elaboration.source import parsed
 from tilelink.frontend.schedule import power_of_two
-from tilelink.frontend.values import DOT_DTYPES, SUM_DTYPES, Block, Shape, not_taken, result_of
+from tilelink.frontend.values import DOT_DTYPES, SUM_DTYPES, Block, Shape, Static, not_taken, result_of
 
 MOST_ELEMENTS = 1 << 20
 """The most elements of a block: Triton compiles no larger one."""
@@ -24,11 +27,20 @@ MOST_ELEMENTS = 1 << 20
 class TritonCalls(Expressions):
     """Reads calls of Triton's functions, and of methods of blocks."""
 
-    def triton_call(self, node: ast.Call, name: str, function: ast.expr, owner: Block | None) -> Block:
+    def triton_call(
+        self, node: ast.Call, name: str, function: ast.expr, owner: Block | None, own: JITFunction | None = None
+    ) -> Block:
+        """The result of a call. `function`: its source. `owner`: the block whose method is called. `own`: the user's
+        function that is called."""
         if any(k.arg is None for k in node.keywords):
             self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: ** is not understood in a tile function")
         values = [self.value(a) for a in node.args]
         keywords = {k.arg: self.value(k.value) for k in node.keywords if k.arg}
+        for v in (*values, *keywords.values()):
+            if isinstance(v, Static) and isinstance(v.value, tl.dtype):
+                self.block_dtype(node, v.value)
+        if own is not None and (problem := problem_of(own, own.signature.bind(*values, **keywords).arguments)):
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: {problem}")
         given = self.bound(node, name, owner, values, keywords)
         if problem := not_taken(name, given):
             self.fail(DtypeError, node, problem)
@@ -43,6 +55,8 @@ class TritonCalls(Expressions):
             keys += self.dot_dtype(node, given)
         if name == "arange":
             self.arange(node, given)
+        if name == "softmax":
+            self.softmax(node, given)
         self.check_elements(node, shape)
         return Block(ast.Call(function, arguments, keys), shape, dtype)
 
@@ -78,7 +92,18 @@ class TritonCalls(Expressions):
         if end <= start:
             self.fail(TileSizeError, node, f"{ast.unparse(node)} has no element: its end is above its start")
 
-    def dot(self, node: ast.Call, given: dict[str, Any]) -> tuple[int, int] | None:
+    def softmax(self, node: ast.Call, given: dict[str, Any]) -> None:
+        """Raises DimensionError for a softmax that Triton 3.6 to 3.8 does not compile, or computes along another axis:
+        the maximum and the sum along an axis other than the first have to keep their dimensions."""
+        keeps = tl.softmax.signature.parameters["keep_dims"].default is not False or (
+            given.get("keep_dims") not in (None, Static(False))
+        )
+        if not keeps and given.get("dim", Static(None)) not in (Static(None), sympy.S.Zero):
+            block = ast.unparse(node.args[0]) if node.args else "x"
+            self.fail(DimensionError, node, f"{ast.unparse(node)}: Triton {triton.__version__} takes another axis than "
+                      f"0 only with keep_dims=True; write tl.softmax({block}, {to_text(given['dim'])}, keep_dims=True)")
+
+    def dot(self, node: ast.Call, given: dict[str, Any]) -> Shape:
         """The shape of a dot, or None if unknown. Raises DtypeError, DimensionError or TileSizeError for a misfit."""
         a, b, acc = (v if isinstance(v := given.get(n), Block) else None for n in ("input", "other", "acc"))
         if a is None or b is None:
@@ -91,17 +116,24 @@ class TritonCalls(Expressions):
             self.fail(DtypeError, node, f"tl.dot takes operands of one dtype; left is {a.dtype}, right {b.dtype}")
         if not a.shape or not b.shape:
             return None
-        if min(len(a.shape), len(b.shape)) < 2:
-            self.fail(DimensionError, node, f"tl.dot of {a.shape} and {b.shape}: it takes blocks of two dimensions; an "
-                      "integer as an index drops one")
-        if a.shape[-1] != b.shape[-2]:
-            self.fail(DimensionError, node, f"tl.dot of {a.shape} and {b.shape}: {a.shape[-1]} is not {b.shape[-2]}")
-        if min(a.shape[-2], a.shape[-1], b.shape[-1]) < 16:
-            self.fail(TileSizeError, node, f"tl.dot of {a.shape} and {b.shape}: it takes at least 16 along each side")
-        if acc is not None and acc.shape not in (None, (a.shape[-2], b.shape[-1])):
-            self.fail(DimensionError, node, f"tl.dot of {a.shape} and {b.shape} can't be added to {acc.shape}")
-        self.dots.append((a.shape[-2], b.shape[-1], a.shape[-1]))
-        return a.shape[-2], b.shape[-1]
+        both = f"tl.dot of {a.shape} and {b.shape}"
+        if len(a.shape) != len(b.shape) or len(a.shape) not in (2, 3):
+            self.fail(DimensionError, node, f"{both}: it takes two blocks of two dimensions, or two of three for "
+                      "several products; an integer as an index drops one")
+        *batch, m, k = a.shape
+        *others, depth, n = b.shape
+        if batch != others:
+            self.fail(DimensionError, node, f"{both}: it takes as many products on the left, {batch[0]}, as on the "
+                      f"right, {others[0]}")
+        if k != depth:
+            self.fail(DimensionError, node, f"{both}: {k} is not {depth}")
+        if min(m, n, k) < 16:
+            self.fail(TileSizeError, node, f"{both}: it takes at least 16 along each side")
+        shape = (*batch, m, n)
+        if acc is not None and acc.shape not in (None, shape):
+            self.fail(DimensionError, node, f"{both} can't be added to {acc.shape}; it is {shape}")
+        self.dots.append((prod(batch) * m, n, k))
+        return shape
 
     def dot_dtype(self, node: ast.Call, given: dict[str, Any]) -> list[ast.keyword]:
         """out_dtype= of a dot that adds to an accumulator: Triton must be told the accumulator's dtype."""
@@ -138,7 +170,7 @@ class TritonCalls(Expressions):
 def _signature(called: Any) -> inspect.Signature | None:
     """The signature of a function of Triton, without the parameters that its compiler gives; None if it has none."""
     try:
-        found = called.signature if isinstance(called, triton.runtime.JITFunction) else inspect.signature(called)
+        found = called.signature if isinstance(called, JITFunction) else inspect.signature(called)
     except (TypeError, ValueError):
         return None
     return found.replace(parameters=[p for p in found.parameters.values() if not p.name.startswith("_")])

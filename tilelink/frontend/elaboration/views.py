@@ -21,7 +21,7 @@ from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.elaboration.source import Source
 from tilelink.frontend.expressions import RANK, Expr, first_of, smaller, symbol
 from tilelink.frontend.routes import end_of_rows
-from tilelink.frontend.values import Block, Part, Static, TileValue, is_floating
+from tilelink.frontend.values import Block, Part, Static, TileValue, is_floating, not_converted
 from tilelink.frontend.views import on_side
 from tilelink.language import AxisWord, TensorWord, ranks
 
@@ -225,9 +225,12 @@ class Views(Source):
             self.fail(NotUnderstoodError, node, f"{what} {view}: write it so that the source shows which tensor it "
                       f"is, such as there = {view.tensor}[...]; there.store(...)")
 
-    def whole_numbers(self, node: ast.AST, place: ir.View, value: Any) -> None:
-        """Raises DtypeError if fractions are stored to integers: Triton would cut them off silently."""
+    def stored_dtype(self, node: ast.AST, place: ir.View, value: Any) -> None:
+        """Raises DtypeError if fractions are stored to integers: Triton would cut them off silently. Raises it, too, if
+        Triton does not convert a block to the dtype of its tensor."""
         name, into = place.tensor, self.dtypes[place.tensor]
+        if isinstance(value, Block) and (problem := not_converted(value.dtype, into)):
+            self.fail(DtypeError, node, f"store to {name}: {problem}")
         if is_floating(into):
             return
         if isinstance(value, Block) and value.dtype is not None and is_floating(value.dtype):
