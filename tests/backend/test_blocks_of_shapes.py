@@ -1,4 +1,4 @@
-"""Roles that take blocks of several shapes in loops and branches: their results are right, and their kernels compile."""
+"""Roles that take blocks of several shapes in loops and branches: results are right, and kernels compile."""
 
 from __future__ import annotations
 

@@ -36,10 +36,15 @@ def cache_folder() -> Path:
     return folder
 
 
+def file_name(source: str, program: str) -> str:
+    """The name of the file of a program's module."""
+    return f"{kernel_name(program)}_{hashlib.sha256(source.encode()).hexdigest()[:16]}.py"
+
+
 def store(source: str, name: str) -> Path:
     """Writes the module of a program with this name, atomically, and returns its path. A file that exists is used only
     if it has this text."""
-    path = cache_folder() / f"{kernel_name(name)}_{hashlib.sha256(source.encode()).hexdigest()[:16]}.py"
+    path = cache_folder() / file_name(source, name)
     if path.exists() and path.read_text() == source:
         return path
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")

@@ -58,14 +58,15 @@ def show(
     A Schedule object is used unchanged. A schedule given by name (or by default) is fitted to the sizes and to the
     target, as for a call on it. `dtypes` and sizes as for `Program.unroll`; a size left out is `SIZE`. `target`: by
     default, the first that has the stage. With nodes of `per_node` ranks, fewer than the world, the text is for a run
-    across nodes. Raises the errors of the frontend, CompileError, FormError for programs without a specialised form,
-    TargetError for a target without a network, for machine code across nodes, and for an unknown stage or target.
+    across nodes. Raises the errors of the frontend, ArgumentError for a tensor that no tile touches, CompileError,
+    FormError for programs without a specialised form, TargetError for a target without a network, for machine code
+    across nodes, and for an unknown stage or target.
     """
     from tilelink.analysis.unroll import unroll
     from tilelink.backend.host import plan_text
     from tilelink.backend.lower import lower_at
-    from tilelink.inspect.compile import compiled
     from tilelink.inspect.gates import judge
+    from tilelink.programs.compiling import compiled
 
     made = FORMS[target_of(stage, target)]
     sizes = with_defaults(program, by_dimension(sizes), program.absent(dtypes))

@@ -20,7 +20,7 @@ PARTS = ("before", "step", "after")
 
 def run(args: argparse.Namespace) -> Answer:
     """The contents of compiled kernels: registers, the steady loop by kinds of instructions, and the code around it."""
-    from tilelink.inspect.compile import compiled
+    from tilelink.programs.compiling import compiled
 
     made = FORMS[args.target]
     asked = Question.of(args, target=made)
