@@ -62,6 +62,7 @@ def show(
     FormError for programs without a specialised form, TargetError for a target without a network, for machine code
     across nodes, and for an unknown stage or target.
     """
+    from tilelink.analysis.check import check_results
     from tilelink.analysis.unroll import unroll
     from tilelink.backend.host import plan_text
     from tilelink.backend.lower import lower_at
@@ -73,6 +74,7 @@ def show(
     bound, exact = program.bound_at(
         schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node, target=made
     )  # fmt: skip
+    check_results(bound)
     if exact.per_node != world:
         made = made.across_nodes()
         if stage in CODE:

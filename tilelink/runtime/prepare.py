@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tilelink.analysis.check import Report, check_events, why_not_structural, without_result
+from tilelink.analysis.check import Report, check_events, check_results, why_not_structural
 from tilelink.analysis.events import Events
 from tilelink.analysis.placement import shape_on
 from tilelink.analysis.unroll import BUDGET, check_budget, estimated, unroll
@@ -215,14 +215,6 @@ def _budget() -> int:
             f"TILELINK_CHECK_BUDGET={said!r}; it must be a number of events, such as {BUDGET}", Site.of_user()
         )
     return int(said)
-
-
-@kept()
-def check_results(program: TileProgram) -> None:
-    """Raises ArgumentError for a tensor of the call that no tile touches, and if no tile stores to any tensor: the call
-    would return no result, and leave a result that it was given unchanged."""
-    for found in without_result(program):
-        raise ArgumentError(f"{found.what}; {found.remedy}", program.site)
 
 
 def same_call(call: Call, prepared: Prepared, slot: int) -> dict[str, Any]:

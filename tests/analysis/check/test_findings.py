@@ -300,6 +300,8 @@ def test_an_output_that_no_tile_stores() -> None:
     x, out = torch.ones(16, 16), torch.empty(16, 16)
     with pytest.raises(ArgumentError, match="reads out, or stores to it; a result is stored, out"):
         tk.CpuWorld(1).run(lambda g: unsafe.forgotten_output(x, out, group=g, schedule=schedule))
+    with pytest.raises(ArgumentError, match="reads out, or stores to it; a result is stored, out"):
+        unsafe.forgotten_output.show("program", schedule)
 
 
 def test_parts_that_lie_over_each_other_are_noted() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from tilelink.analysis.check.device import residency, too_large
 from tilelink.analysis.check.findings import Finding, Report
-from tilelink.analysis.check.memory import without_result, wrong_accesses
+from tilelink.analysis.check.memory import check_results, without_result, wrong_accesses
 from tilelink.analysis.check.refusals import refusals
 from tilelink.analysis.check.signals import deadlocks, miscounts, repeated, unheard
 from tilelink.analysis.check.structure import why_not_structural
@@ -23,8 +23,8 @@ from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.workload import allot
 
 __all__ = [
-    "BUDGET", "DEFAULT_SMS", "Finding", "Report", "check", "check_events", "idle", "why_not_structural",
-    "without_result",
+    "BUDGET", "DEFAULT_SMS", "Finding", "Report", "check", "check_events", "check_results", "idle",
+    "why_not_structural", "without_result",
 ]  # fmt: skip
 
 

@@ -11,7 +11,9 @@ from tilelink.analysis.check.cells import Cells, Pairs, conflicts, written_tenso
 from tilelink.analysis.check.findings import SHOWN, Finding, finding, firsts, last_wait_before, line_of, step, tile_of
 from tilelink.analysis.check.synchronisation import Before, Synchronisation
 from tilelink.analysis.events import NOTIFY, WRITE, Events
+from tilelink.errors import ArgumentError
 from tilelink.frontend.ir import If, Place, Role, TileProgram, Write, places, walk
+from tilelink.frontend.kept import kept
 
 
 def wrong_accesses(
@@ -59,6 +61,14 @@ def without_result(program: TileProgram) -> list[Finding]:
         return []
     site = program.site
     return [Finding(kind="unwritten output", what=what, lines=(site.quoted,), remedy=remedy, site=site)]
+
+
+@kept()
+def check_results(program: TileProgram) -> None:
+    """Raises ArgumentError for a tensor of the call that no tile touches, and if no tile stores to any tensor: the call
+    would return no result, and leave a result that it was given unchanged."""
+    for found in without_result(program):
+        raise ArgumentError(f"{found.what}; {found.remedy}", program.site)
 
 
 # ---- races

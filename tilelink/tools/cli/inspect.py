@@ -20,11 +20,13 @@ PARTS = ("before", "step", "after")
 
 def run(args: argparse.Namespace) -> Answer:
     """The contents of compiled kernels: registers, the steady loop by kinds of instructions, and the code around it."""
+    from tilelink.analysis.check import check_results
     from tilelink.programs.compiling import compiled
 
     made = FORMS[args.target]
     asked = Question.of(args, target=made)
     lowered, exact = asked.program.lowered_at(asked.schedule, target=made, **asked.options)
+    check_results(lowered.program)
     kernels = inspected(lowered, compiled(lowered, exact))
     keys = {"target": args.target, **asked.keys, "label": LABEL, "kernels": [asdict(k) for k in kernels]}
     said = f"# {LABEL}: nothing was run; exposed times are estimates\n"
