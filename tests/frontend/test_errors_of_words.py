@@ -423,7 +423,6 @@ OPERANDS = [
         ("(tk.rank() > 0) + 0", "tk.rank() > 0"),
         ("(tk.rank() == 1) % tk.world()", "tk.rank() == 1"),
         ("2 * (tk.rank() % 2 == 0)", "tk.rank() % 2 == 0"),
-        ("(tk.rank() or 1) % tk.world()", "tk.rank() or 1"),
         ("(tk.rank() > 0) & (tk.rank() < 3)", "tk.rank() > 0"),
         ("-(tk.rank() > 0)", "tk.rank() > 0"),
     ]
