@@ -9,10 +9,11 @@ import pytest
 
 from tilelink.errors import Site, TileProgramError
 from tilelink.frontend.binding import bind
-from tilelink.frontend.expressions import symbol
-from tilelink.frontend.ir import Copy, For, Notify, Range, Role, Statement, TileProgram, View, Wait, rewritten
+from tilelink.frontend.expressions import RANK, symbol
+from tilelink.frontend.ir import Copy, For, Notify, Range, Role, Statement, TileProgram, View, Wait, every, rewritten
 from tilelink.frontend.passes.elaborate import Binding, elaborate
 from tilelink.frontend.verify import verify
+from tilelink.frontend.views import whole_range
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
 
 PROGRAM = all_gather_matmul.bind(push)
@@ -108,3 +109,13 @@ def test_what_each_pass_makes_is_verified_where_it_is_wanted(monkeypatch: pytest
         bound()
     monkeypatch.delenv("TILELINK_VERIFY")
     assert bound().role("matmul").body
+
+
+def test_a_block_over_a_whole_dimension_is_notified_as_the_view_that_it_is() -> None:
+    """The stored view has the extent of its block, and the notified one has none."""
+    rows = MATMUL.walk.ranges[0]
+    whole = View("full", (rows, whole_range("K")), RANK)
+    stored = replace(whole, index=(rows, replace(whole_range("K"), extent=64, whole=False)))
+    copy, notify = (next(every(kind, GATHER.body)) for kind in (Copy, Notify))
+    body = (replace(copy, source=replace(stored, tensor="x"), target=stored), replace(notify, views=(whole,)))
+    verify(with_role(replace(MATMUL, body=body)), "test")

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
+from triton import jit
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver as triton_driver
 
@@ -16,9 +18,10 @@ from tests.runtime.cuda_stand_in import StandIn, virtual_world
 from tests.runtime.small_worlds import whole
 from tilelink.backend.targets import FORMS, TARGETS, Target
 from tilelink.errors import ResidencyError, ScheduleError, Site
-from tilelink.inspect.compile import compiled
+from tilelink.inspect.compile import CompileError, compiled
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
 from tilelink.ops import rows_of_experts
+from tilelink.programs.compiling import placed_errors
 from tilelink.runtime.cuda.device import Kernel, load
 from tilelink.runtime.cuda.driver import Driver
 from tilelink.runtime.cuda.group import CudaGroup
@@ -101,7 +104,8 @@ class Compiling(StandIn):
 
     def load(self, prepared: Prepared, kernel: str, arguments: Mapping[str, Any]) -> Kernel:
         self.loads.append(kernel)
-        return load(getattr(prepared.module, kernel), arguments, Driver(self.library), **prepared.lowered.options)
+        with placed_errors(prepared.lowered):
+            return load(getattr(prepared.module, kernel), arguments, Driver(self.library), **prepared.lowered.options)
 
 
 @pytest.fixture
@@ -263,6 +267,21 @@ def test_a_kernel_that_fits_on_no_sm(triton: TritonDriver, monkeypatch: pytest.M
         virtual_world(1, Compiling()).run(lambda group: all_gather_matmul(x, weight, schedule=other, group=group))
     assert e.value.site is not None and "all_gather_matmul(" in e.value.site.text
     assert e.value.message.endswith(f"; the schedule: {other.site}")
+
+
+@jit
+def missing(block):  # type: ignore[no-untyped-def]
+    return tl.no_such_function(block)
+
+
+def test_what_triton_does_not_compile(triton: TritonDriver) -> None:
+    """The error of a call is at the user's line, and short."""
+    x, weight = torch.ones(64, 16), torch.ones(16, 24)
+    program = all_gather_matmul.of(epilogue=missing)
+    with pytest.raises(CompileError, match=r"Triton does not compile this: .*no_such_function") as e:
+        virtual_world(1, Compiling()).run(lambda group: program(x, weight, schedule=SCHEDULES["push"], group=group))
+    assert e.value.site is not None and "epilogue(" in e.value.site.text
+    assert len(str(e.value).splitlines()) == 2
 
 
 def test_workers_that_are_not_resident() -> None:

@@ -26,7 +26,7 @@ def _problems(role: Role, tensors: Tensors, signals: set[str], dims: Collection[
     walked = (n for n, _ in (*role.walk.sizes, *role.walk.coordinates))
     fixed = {RANK, WORLD, PER_NODE, *sizes, *map(symbol, walked)}
     waits: dict[str, Place] = {}
-    written: set[View] = set()
+    written: set[object] = set()
     owed = False
     for place in places(role.body):
         s = place.statement
@@ -48,7 +48,7 @@ def _problems(role: Role, tensors: Tensors, signals: set[str], dims: Collection[
                     yield place, f"{s.name} is the name of two waits"
                 waits[s.name] = place
             case Write():
-                written.add(s.target)
+                written.add(_region(s.target))
             case Owed() if owed or place.outer or role.awaited:
                 yield place, "late notifications are given once in every tile, in a role that waits for nothing"
             case Owed():
@@ -57,7 +57,7 @@ def _problems(role: Role, tensors: Tensors, signals: set[str], dims: Collection[
                 yield place, "a late notification stands before the previous tile's late notifications are given"
             case Notify():
                 for view in s.views:
-                    if tensors[view.tensor].kind != "token" and view not in written:
+                    if tensors[view.tensor].kind != "token" and _region(view) not in written:
                         yield place, f"{view} is notified, and nothing was stored to it before"
 
 
@@ -72,6 +72,12 @@ def _of_index(view: View, tensors: Tensors) -> str:
         if isinstance(i, Range) and i.dim != dim:
             return f"{view}: a range along {i.dim} stands where {view.tensor} has {dim}"
     return ""
+
+
+def _region(view: View) -> object:
+    """Where a view is. It leaves out how its elements are loaded or stored, such as the extents of blocks."""
+    index = tuple((i.dim, i.start, i.stop, i.by) if isinstance(i, Range) else i for i in view.index)
+    return view.tensor, view.home, index
 
 
 def _guarded(view: View, place: Place, wait: Place | None) -> bool:

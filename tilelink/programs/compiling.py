@@ -36,6 +36,21 @@ def compiled(lowered: Lowered, sizes: Sizes, *, sass: bool = False) -> tuple[Com
     return made
 
 
+@contextmanager
+def placed_errors(lowered: Lowered) -> Iterator[None]:
+    """Inside, a CompileError with the `texts_of` Triton's errors becomes one at the user's line."""
+    try:
+        yield
+    except CompileError as e:
+        raise at_user_line(lowered, e.message) from e.__cause__
+
+
+def texts_of(error: BaseException) -> str:
+    """The texts of an error of Triton and of its causes, the innermost last: one for each function around it."""
+    cause = error.__cause__ or error.__context__
+    return f"{type(error).__name__}: {error}" + (f"\n{texts_of(cause)}" if cause is not None else "")
+
+
 def at_user_line(lowered: Lowered, message: str, written: str = "") -> CompileError:
     """The error of a compilation at the user's line. `message`: the texts of Triton's errors, the innermost last.
     `written`: what its compiler wrote to stderr."""

@@ -20,6 +20,8 @@ import triton
 
 from tilelink.backend.targets import SPECIALISED, TARGETS
 from tilelink.errors import DeviceError, ResidencyError, ScheduleError, Site
+from tilelink.inspect.compile import CompileError
+from tilelink.programs.compiling import placed_errors, texts_of
 from tilelink.runtime.cuda import probed
 from tilelink.runtime.cuda.copies import row_copies
 from tilelink.runtime.cuda.driver import Driver, driver
@@ -71,8 +73,9 @@ class CudaDevice:
         return torch.zeros(1, dtype=torch.int64, pin_memory=True)  # its address is one of the device, too
 
     def load(self, prepared: Prepared, kernel: str, arguments: Mapping[str, Any]) -> Kernel:
-        """Compiles a kernel of a prepared program for arguments like these, and loads it on the device."""
-        with torch.cuda.device(self.place):
+        """Compiles a kernel of a prepared program for arguments like these, and loads it on the device. Raises
+        CompileError at the user's line."""
+        with torch.cuda.device(self.place), placed_errors(prepared.lowered):
             options = prepared.lowered.options
             return load(getattr(prepared.module, kernel), arguments, self._driver(), self.place.index, **options)
 
@@ -182,11 +185,14 @@ def load(
     number `device`, if it isn't yet.
 
     CUDA loads code late, and may then wait for an idle device. Call this before a kernel runs that others wait for.
-    Raises ScheduleError for a kernel that fits on no SM, and the errors of Triton.
+    Raises CompileError, and ScheduleError for a kernel that fits on no SM.
     """
-    compiled = jit.warmup(*arguments.values(), grid=(1,), num_warps=num_warps, **options)
-    if hasattr(compiled, "result"):  # Triton compiles it on another thread, if it is told to
-        compiled = compiled.result()
+    try:
+        compiled = jit.warmup(*arguments.values(), grid=(1,), num_warps=num_warps, **options)
+        if hasattr(compiled, "result"):  # Triton compiles it on another thread, if it is told to
+            compiled = compiled.result()
+    except (triton.CompilationError, RuntimeError) as e:
+        raise CompileError(texts_of(e)) from e
     try:
         compiled[1, 1, 1]  # this loads it
     except triton.OutOfResources as e:
