@@ -44,14 +44,6 @@ def test_sizes_are_specialised_as_triton_does_it(sizes: dict[str, Any]) -> None:
     assert re.search(r"%slot: i32 loc|%slot: i32\b(?! \{)", head)
 
 
-def test_assembly_of_another_vendor_is_an_error_and_not_the_end() -> None:
-    """LLVM ends the process: the one that is forked for it."""
-    lowered, sizes = small("gfx942", all_gather_matmul, "push")
-    foreign = lower(lowered.program, lowered.facts, replace(lowered.target, module=TARGETS["sm_90"].module))
-    with pytest.raises(CompileError, match="all_gather_matmul for gfx942: the compiler ended its process"):
-        compiled(foreign, sizes)
-
-
 def test_a_compiler_that_ends_its_process_once_is_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from tests.backend.small_programs import small
 from tests.frontend.wrong import alone, changed, load, marked_line
+from tilelink.backend.lower import lower
+from tilelink.backend.targets import TARGETS
 from tilelink.inspect.compile import CompileError
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.programs.compiling import compiled
 
 FUNCTIONS = """
 @triton.jit
@@ -50,3 +57,13 @@ def test_the_users_line(said: str, tmp_path: Path, capfd: pytest.CaptureFixture[
     line = next(line for line in source.splitlines() if line.endswith("  # <-"))
     assert [line.removesuffix("  # <-").strip() for line in lines] == [line.removesuffix("  # <-").strip()]
     assert capfd.readouterr().err == ""
+
+
+def test_assembly_of_another_vendor_is_an_error_and_not_the_end() -> None:
+    """LLVM ends the process, which is forked for it; also if torch has threads that the fork does not have."""
+    with torch.profiler.profile():
+        torch.ones(1).sum()
+    lowered, sizes = small("gfx942", all_gather_matmul, "push")
+    foreign = lower(lowered.program, lowered.facts, replace(lowered.target, module=TARGETS["sm_90"].module))
+    with pytest.raises(CompileError, match=r"all_gather_matmul for gfx942: .* the compiler ended its process with 1"):
+        compiled(foreign, sizes)

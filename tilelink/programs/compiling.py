@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from ctypes import CDLL
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -28,7 +29,7 @@ _IN_FILE = re.compile(r"^(\S.*?):(\d+):\d+: error: (.*)$", re.M)
 
 def compiled(lowered: Lowered, sizes: Sizes, *, sass: bool = False) -> tuple[Compiled, ...]:
     """`tilelink.inspect.compile.compiled`, whose CompileError here names the user's line and what Triton said last."""
-    with _stderr() as written:
+    with _stderr() as written, _children_end_at_once():
         try:
             made = compiled_as_it_is(lowered, sizes, sass=sass)
         except CompileError as e:
@@ -90,6 +91,28 @@ def _is_comment(line: str) -> bool:
 
 def _in_file(file: str, number: str) -> Site:
     return Site(file, int(number), linecache.getline(file, int(number)).strip())
+
+
+@contextmanager
+def _children_end_at_once() -> Iterator[None]:
+    """Inside, a forked process that calls `exit` ends without the functions of C that wait for that. LLVM calls `exit`
+    at some errors; if this process has used torch.profiler, torch would then wait for a thread that no fork has."""
+    global _compiling
+    _compiling += 1
+    try:
+        yield
+    finally:
+        _compiling -= 1
+
+
+def _end_at_once() -> None:
+    if _compiling:
+        libc = CDLL(None)
+        libc.on_exit(libc._exit, None)  # it is called first, with the exit status
+
+
+_compiling = 0
+os.register_at_fork(after_in_child=_end_at_once)
 
 
 @contextmanager
