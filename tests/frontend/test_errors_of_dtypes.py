@@ -65,6 +65,7 @@ DTYPES = [
             ("a * tl.zeros((16, 16), tl.int32)", "operators do not take float8_e4m3fn and int32"),
             ("a * tl.zeros((16, 16), tl.float64)", "operators do not take float8_e4m3fn and float64"),
             ("tl.sum(a, 1)", "tl.sum does not take float8_e4m3fn: convert it, .to(tl.float32)"),
+            ("tl.maximum(a, a)", "tl.maximum does not take float8_e4m3fn: convert it, .to(tl.float32)"),
             ("a.to(tl.float64)", "a block of float8_e4m3fn can't become one of float64 at once", "float16, bfloat16",
              "write .to(tl.float32).to(tl.float64)"),
             ("tl.zeros((16,), tl.int8).to(tl.float8e5)", "a block of int8 can't become one of float8_e5m2",

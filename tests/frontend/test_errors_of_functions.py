@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.frontend.wrong import Case, alone, changed, check, load
+from tilelink.backend.targets import TARGETS
 from tilelink.errors import NotUnderstoodError
+from tilelink.programs.compiling import compiled
 
 FUNCTIONS = """
-SCALE, THREE = 2, tl.constexpr(3)
+SCALE, TEXT, THREE = 2, "no float16", tl.constexpr(3)
 
 
 @triton.jit
@@ -40,6 +42,43 @@ def signed(a, negative: tl.constexpr, by=None):
     return a * THREE
 
 
+@triton.jit
+def pruned(a):
+    tl.static_assert(a.dtype != tl.float16, TEXT)
+    if a.dtype == tl.int8:
+        return a * SCALE
+    return a
+
+
+@triton.jit
+def divided(a, n: tl.constexpr):
+    return a / (n + 1)
+
+
+@triton.jit
+def pair(a, n):
+    return a, n
+
+
+@triton.jit
+def reused(a, flag: tl.constexpr):
+    b, n = pair(a, flag)
+    if n == 4:
+        return b
+    held = flag
+    if held:
+        return b
+    held = tl.max(b)
+    return b * held
+
+
+@triton.jit(noinline=True)
+def apart(a):
+    if a > 3:
+        return a * 2.0
+    return a
+
+
 @tk.tile
 def role"""
 
@@ -60,19 +99,9 @@ WRONG = [
         "early returns below `if total > 0`, a branch on data", "return it in the last line",
     ),
     calling(
-        "coordinate for a constant",
+        "return below a branch on a coordinate",
         "a = signed(tl.zeros((16, 16), tl.float32), t.M.start)  # <-",
-        "negative is a tl.constexpr, and here M_lo, which is known only in the kernel: leave tl.constexpr out",
-    ),
-    calling(
-        "condition for a constant",
-        "a = signed(tl.zeros((16, 16), tl.float32), negative=t.M.start > 0)  # <-",
-        "negative is a tl.constexpr, and here M_lo > 0, which is known only in the kernel",
-    ),
-    calling(
-        "block for a constant",
-        "a = signed(tl.zeros((16, 16), tl.float32), tl.max(tl.zeros((16,), tl.float32)))  # <-",
-        "negative is a tl.constexpr, and here a block",
+        "signed returns below `if negative and a.dtype == tl.float32`, a branch on data",
     ),
 ]
 
@@ -82,9 +111,17 @@ def test_what_triton_does_not_compile(wrong: Case, tmp_path: Path) -> None:
     check(wrong, tmp_path)
 
 
-@pytest.mark.parametrize("arguments", ["True", "len(t.M) == 16", "tk.world() > 2", "False, tk.rank()", "True, by=a"])
+@pytest.mark.parametrize("arguments", ["True", "len(t.M) == 16", "len(t.M) > 2", "False, tk.rank()", "True, by=a"])
 def test_what_is_known_when_triton_compiles(arguments: str, tmp_path: Path) -> None:
     """Branches on constants, dtypes and None are decided then, so returns below them are none of a loop."""
     body = f"a = tl.zeros((16, 16), tl.float32)\nout[t].store(signed(a, {arguments}))"
     module = load(tmp_path, calling("right", body).source)
     assert "signed" in str(module.program.bind(module.schedule))
+
+
+@pytest.mark.parametrize("call", ["pruned(a)", "reused(a, True)", "apart(tl.max(a)) + a", "divided(a, t.M.start)"])
+def test_what_triton_leaves_out_or_takes(call: str, tmp_path: Path) -> None:
+    body = f"a = tl.zeros((16, 16), tl.float32)\nout[t].store({call})"
+    module = load(tmp_path, calling("right", body).source)
+    asked = {"world": 2, "dtypes": "float32", "sizes": {"M": 32, "K": 32, "N": 32}}
+    compiled(*module.program.lowered_at(module.schedule, target=TARGETS["sm_90"], **asked))

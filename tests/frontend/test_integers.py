@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+import runpy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,6 +63,14 @@ def in_a_loop(t, x, out):  # type: ignore[no-untyped-def]
 @tk.tile
 def by_rank(t, x, out):  # type: ignore[no-untyped-def]
     tk.copy(x[t].at(tk.world() // tk.rank() % tk.world()), out[t])
+
+
+@tk.tile
+def below_a_condition(t, x, out):  # type: ignore[no-untyped-def]
+    if tk.rank() > 0 and t.M.start < 64:
+        out[t].store(x[t].load() + 6 // tk.rank() + t.M.start * 2**24)
+    else:
+        out[t].store(x[t].load())
 
 
 @tk.tile
@@ -140,6 +150,27 @@ def test_a_divisor_that_may_be_0_is_refused(tile: Any, columns: int, said: str) 
 def test_divisors_that_are_positive_are_not_refused() -> None:
     assert made(by_columns).check(schedule(by_columns, 16), world=3, M=32, N=4).findings == ()
     made(by_less).unroll(schedule(by_less, 16), world=3, M=32, N=1)
+
+
+def test_conditions_around_an_integer_count() -> None:
+    x = torch.zeros(4, 128, 1)
+    program, by = made(below_a_condition), schedule(below_a_condition, 32)
+    outs = tk.CpuWorld(4).run(lambda group: program(x[group.rank], schedule=by, group=group))
+    for rank, out in enumerate(outs):
+        assert out[96:].eq(0).all() and out[:32].eq(6 // rank if rank else 0).all()
+        assert out[32:64].eq((6 // rank + 2.0**29) if rank else 0).all()
+
+
+def test_errors_name_the_file_of_the_program(tmp_path: Path) -> None:
+    """Also if another file has an equal tile function."""
+    for name in ("first", "second"):
+        source = Path(__file__).read_text()
+        body = source[source.index("@tk.tile\ndef far_rank") : source.index("@tk.tile\ndef power")]
+        (tmp_path / f"{name}.py").write_text(f"import tilelink as tk\n{body}")
+        module = runpy.run_path(str(tmp_path / f"{name}.py"))
+        with pytest.raises(IntegerError) as error:
+            made(module["far_rank"]).check(schedule(far_rank, 64), world=3, M=40960, N=1)
+        assert error.value.site is not None and error.value.site.file == str(tmp_path / f"{name}.py")
 
 
 @pytest.mark.parametrize("name", operators())

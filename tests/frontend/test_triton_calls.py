@@ -74,6 +74,8 @@ def role"""
         ("tl.sum(tl.dot(tl.zeros((4, 16, 32), tl.int8), tl.zeros((4, 32, 64), tl.int8)), 2)", (4, 16), "int32"),
         ("tl.gather(a, tl.zeros((16, 8), tl.int32), 1)", (16, 8), "float16"),
         ("tl.softmax(a, 0)", (16, 32), "float32"),
+        ("tl.softmax(a, -2)", (16, 32), "float32"),
+        ("tl.softmax(tl.sum(a, 1), -1)", (16,), "float32"),
         ("tl.sum(a > 0, 1)", (16,), "uint32"),
         ("(n.to(tl.uint16) + n) >> 3", (16, 32), "uint16"),
         ("c.to(tl.uint32, bitcast=True)", (16, 32), "uint32"),

@@ -173,10 +173,11 @@ FARTHEST_ROWS = 16909319
 
 
 @pytest.mark.parametrize(("shape", "schedule", "error", "says"), [
-    ((1, 127, FARTHEST_ROWS + 1), OF_128_ROWS, StrideError, "blocks of 1 x 128 x 16 reach 2147483655 elements far"),
-    ((1, 127, FARTHEST_ROWS), OF_128_ROWS, HeapError, "heap is too small"),
-    ((1, 2**16, 2**16), OF_16_ROWS, StrideError, "blocks of 1 x 16 x 16 reach 4294967296 elements far"),
-    ((1, 2**15, 2**15), OF_16_ROWS, HeapError, "heap is too small"),
+    ((1, 128, FARTHEST_ROWS + 1), OF_128_ROWS, StrideError, "blocks of 1 x 128 x 16 reach 2147483655 elements far"),
+    ((1, 128, FARTHEST_ROWS), OF_128_ROWS, HeapError, "heap is too small"),
+    ((1, 127, FARTHEST_ROWS + 1), OF_128_ROWS, HeapError, "heap is too small"),
+    ((2, 2**16, 2**16), OF_16_ROWS, StrideError, "blocks of 1 x 16 x 16 reach 4294967296 elements far"),
+    ((2, 2**15, 2**15), OF_16_ROWS, HeapError, "heap is too small"),
 ])  # fmt: skip
 def test_a_block_on_the_heap_does_not_reach_farther_than_32_bits(
     shape: tuple[int, ...], schedule: tk.Schedule, error: type[Exception], says: str

@@ -16,7 +16,7 @@ import sympy
 from tilelink.errors import Site
 from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.expressions import Boolean, Expr, shown
-from tilelink.frontend.views import View
+from tilelink.frontend.views import Range, View
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,16 @@ class Statement:
         """The integers and conditions that it names itself, outside of views."""
         holes = (hole for code in self.codes for hole in code.holes if isinstance(hole, Expr | Boolean))
         return (*(getattr(self, name) for name in self.INTEGERS), *holes)
+
+    @property
+    def named(self) -> Iterator[sympy.Basic]:
+        """The integers and conditions that it names itself, also in views."""
+        yield from self.integers
+        for view in self.touched:
+            if isinstance(view.home, Expr):
+                yield view.home
+            for i in view.index:
+                yield from (i.start, i.stop) if isinstance(i, Range) else (i,)
 
     @cached_property
     def symbols(self) -> frozenset[sympy.Basic]:

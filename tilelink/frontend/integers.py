@@ -6,7 +6,7 @@ that really occur, so a refused expression might be harmless; an accepted one is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,8 +26,7 @@ from tilelink.frontend.expressions import (
     part_of,
     symbol,
 )
-from tilelink.frontend.ir import Body, For, Range, Role, Statement, TileProgram
-from tilelink.frontend.kept import kept
+from tilelink.frontend.ir import For, If, Place, Role, TileProgram
 
 if TYPE_CHECKING:
     from tilelink.frontend.sizes import Sizes
@@ -50,40 +49,17 @@ def check_integers(program: TileProgram, sizes: Sizes) -> None:
     for a divisor that may be 0 or negative."""
     for role in program.roles:
         known = _known(role, sizes)
-        for s, e, loops in _computed(role):
+        for place, e in role.computed:
+            inside = _inside(place, known)
+            if inside is None:
+                continue
             try:
-                _Interval({**known, **_of_loops(loops, known)}).of(e)
+                _Interval(inside).of(e)
             except _Wrong as wrong:
                 at = ", ".join(f"{d}={n}" for d, n in sizes.dims)
-                raise IntegerError(f"{role.name}: {wrong} (at {at}, world={sizes.world})", s.site) from None
-
-
-@kept()
-def _computed(role: Role) -> tuple[tuple[Statement, sympy.Basic, tuple[For, ...]], ...]:
-    """The expressions that a role computes, each once, with their statements and the loops around them. Single symbols
-    and numbers are left out."""
-    found: dict[tuple[sympy.Basic, tuple[For, ...]], Statement] = {}
-
-    def read(body: Body, loops: tuple[For, ...]) -> None:
-        for s in body:
-            for e in _expressions(s):
-                if e.args:
-                    found.setdefault((e, loops), s)
-            for block in s.blocks:
-                read(block, (*loops, s) if isinstance(s, For) else loops)
-
-    read(role.body, ())
-    return tuple((s, e, loops) for (e, loops), s in found.items())
-
-
-def _expressions(s: Statement) -> Iterator[sympy.Basic]:
-    """The integers and conditions of a statement, also in its views."""
-    yield from s.integers
-    for view in s.touched:
-        if isinstance(view.home, sympy.Expr):
-            yield view.home
-        for i in view.index:
-            yield from (i.start, i.stop) if isinstance(i, Range) else (i,)
+                raise IntegerError(
+                    f"{role.name}: {wrong} (at {at}, world={sizes.world})", place.statement.site
+                ) from None
 
 
 def _known(role: Role, sizes: Sizes) -> dict[str, Bounds]:
@@ -102,14 +78,44 @@ def _known(role: Role, sizes: Sizes) -> dict[str, Bounds]:
     return found
 
 
-def _of_loops(loops: tuple[For, ...], known: Mapping[str, Bounds]) -> dict[str, Bounds]:
-    """The bounds of the variables of loops, the outermost first."""
-    found: dict[str, Bounds] = {}
-    for loop in loops:
-        interval = _Interval({**known, **found})
-        first, end = interval.of(loop.start), interval.of(loop.stop)
-        found[symbol(loop.name).name] = Bounds(first.least, max(first.least, end.largest - 1))
-    return found
+def _inside(place: Place, known: Mapping[str, Bounds]) -> dict[str, Bounds] | None:
+    """The bounds of symbols where a statement stands, inside its loops and branches; None if it is never reached."""
+    found = dict(known)
+    for s, number in place.outer:
+        if isinstance(s, For):
+            interval = _Interval(found)
+            first, end = interval.of(s.start), interval.of(s.stop)
+            found[symbol(s.name).name] = Bounds(first.least, max(first.least, end.largest - 1))
+        elif isinstance(s, If):
+            holds = sympy.Not(s.condition) if number else s.condition
+            for condition in sympy.And.make_args(holds):
+                _narrow(found, condition)
+    return None if any(b.least > b.largest for b in found.values()) else found
+
+
+def _narrow(found: dict[str, Bounds], condition: sympy.Basic) -> None:
+    """Narrows the bounds of a symbol that a condition compares with a number."""
+    if not isinstance(condition, sympy.core.relational.Relational):
+        return
+    condition = condition.reversed if condition.lhs.is_Integer else condition
+    if not (isinstance(condition.lhs, sympy.Symbol) and condition.rhs.is_Integer):
+        return
+    name, n = condition.lhs.name, int(condition.rhs)
+    least, largest = found.get(name, Bounds(0, MAX_COUNT))
+    match condition:
+        case sympy.StrictGreaterThan():
+            least = max(least, n + 1)
+        case sympy.GreaterThan():
+            least = max(least, n)
+        case sympy.StrictLessThan():
+            largest = min(largest, n - 1)
+        case sympy.LessThan():
+            largest = min(largest, n)
+        case sympy.Equality():
+            least, largest = max(least, n), min(largest, n)
+        case sympy.Unequality():
+            least, largest = least + (n == least), largest - (n == largest)
+    found[name] = Bounds(least, largest)
 
 
 class _Wrong(Exception):
@@ -178,7 +184,7 @@ class _Interval:
         if least < -LARGEST - 1 or largest > LARGEST:
             extreme = f"large as {largest}" if largest > LARGEST else f"small as {least}"
             raise _Wrong(
-                f"{to_text(e)} may be as {extreme}, and kernels compute integers in 32 bits, up to {LARGEST}: take // "
-                "or % of its terms first"
+                f"{to_text(e)} may be as {extreme}, and kernels compute integers in 32 bits, up to {LARGEST}: use "
+                "smaller terms, for example by // or % before a product"
             )
         return found

@@ -15,7 +15,7 @@ import sympy
 
 from tilelink.errors import Site
 from tilelink.frontend.body import *  # noqa: F403  # statements and views have their names here, too
-from tilelink.frontend.body import Body, Notify, Wait, every, walk
+from tilelink.frontend.body import Body, Notify, Place, Wait, every, places, walk
 from tilelink.frontend.expressions import WORLD, Boolean, Expr, symbol
 from tilelink.frontend.kept import hashed_once
 from tilelink.frontend.schedule import CopyEngine, SMs
@@ -79,6 +79,16 @@ class Role:
     def wave(self) -> int | None:
         """Experts in a turn that it takes with the other roles that have a wave; None if it has no wave."""
         return self.resource.wave
+
+    @cached_property
+    def computed(self) -> tuple[tuple[Place, sympy.Basic], ...]:
+        """The integers and conditions that its tiles compute, also in views, with the places of their statements. Those
+        that are single symbols or numbers are left out."""
+        found: dict[tuple[Any, ...], tuple[Place, sympy.Basic]] = {}
+        for place in places(self.body):
+            for e in (e for e in place.statement.named if e.args):
+                found.setdefault((e, place.loops, place.conditions), (place, e))
+        return tuple(found.values())
 
     @cached_property
     def awaited(self) -> tuple[View, ...]:

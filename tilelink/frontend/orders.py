@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -20,7 +21,7 @@ PartOrder = Callable[[Any, Any, Any], Any]
 
 def natural(number: Any) -> bool:
     """Whether it is an integer of at least 1 that kernels can count to."""
-    return isinstance(number, int) and not isinstance(number, bool) and 1 <= number < 1 << 31
+    return isinstance(number, SupportsIndex) and not isinstance(number, bool) and 1 <= index(number) < 1 << 31
 
 
 @public_class

@@ -51,7 +51,8 @@ _ELEMENTWISE = frozenset([
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 WIDER_THAN_FLOAT8 = ("float32", "float16", "bfloat16")
 """The dtypes that blocks of float8 are converted to and from."""
-_NOT_OF_FLOAT8 = ("sum", "argmax", "argmin", "cumsum", "cumprod", "sort", "fma", "add", "sub", "mul", "clamp")
+_NOT_OF_FLOAT8 = ("sum", "argmax", "argmin", "cumsum", "cumprod", "sort", "fma", "add", "sub", "mul", "clamp",
+                  "maximum", "minimum")
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 _TAKEN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("exp", "exp2", "log", "log2", "cos", "sin", "sqrt", "rsqrt", "erf", "floor", "ceil", "sigmoid"),

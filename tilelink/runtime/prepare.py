@@ -149,7 +149,8 @@ def check_reach(program: TileProgram, sizes: Sizes) -> None:
     for view, block in _blocks(roles, {t.name for t in program.on_heap}):
         shape = shape_on(program.tensor(view.tensor), sizes, None)
         strides = [prod(shape[k + 1 :]) for k in range(len(shape))]
-        counted = [s for s, i in zip(strides, view.index, strict=True) if isinstance(i, Range)]
+        counted = [s for s, i, n in zip(strides, view.index, shape, strict=True) if isinstance(i, Range) and n > 1]
+        block = tuple(min(n, max(1, size)) for n, size in zip(block, shape, strict=True))
         reach = max(sum((n - 1) * s for n, s in zip(block, strides, strict=True)), *counted, 0)
         if reach > FARTHEST:
             lies = f"{view.tensor} has the shape {shape} on the symmetric heap"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import triton
 
 from tilelink.errors import shown
-from tilelink.frontend.arithmetic import to_text
-from tilelink.frontend.expressions import WORLD, Boolean, Expr
+from tilelink.frontend.expressions import Boolean, Expr
 from tilelink.frontend.values import Block
 
 _OF_TYPES = ("dtype", "shape", "type", "numel")
@@ -21,13 +20,13 @@ _OF_TYPES = ("dtype", "shape", "type", "numel")
 def problem_of(called: triton.runtime.JITFunction, given: Mapping[str, Any]) -> str | None:
     """Why Triton does not compile a call of a function; None if nothing is known against it. `given`: its arguments by
     the names of its parameters."""
-    for p in (p for p in called.params if p.is_constexpr and p.name in given):
-        value = given[p.name]
-        if isinstance(value, Block) or (isinstance(value, Expr | Boolean) and value.free_symbols - {WORLD}):
-            said = "a block" if isinstance(value, Block) else f"{to_text(value)}, which is known only in the kernel"
-            return f"{p.name} is a tl.constexpr, and here {said}: leave tl.constexpr out, or pass a constant"
-    blocks = {n for n, v in given.items() if isinstance(v, Block)}
-    return next((p for f in _with_callees(called) for p in _of_globals(f)), None) or _early_return(called, blocks)
+    of_globals = (p for f in _with_callees(called) for p in _of_globals(f))
+    return next(of_globals, None) or _early_return(called, {n for n, v in given.items() if _varies(v)})
+
+
+def _varies(value: Any) -> bool:
+    """Whether only a running kernel knows the value."""
+    return isinstance(value, Block) or (isinstance(value, Expr | Boolean) and bool(value.free_symbols))
 
 
 def _with_callees(called: triton.runtime.JITFunction) -> Iterator[triton.runtime.JITFunction]:
@@ -35,24 +34,40 @@ def _with_callees(called: triton.runtime.JITFunction) -> Iterator[triton.runtime
     found, known = [called], {called}
     for f in found:
         yield f
-        used = [v for _, v in _outside(f) if isinstance(v, triton.runtime.JITFunction)]
+        used = [v for _, v in _outside(f, _everything(_definition(f))) if isinstance(v, triton.runtime.JITFunction)]
         new = [v for v in dict.fromkeys(used) if v not in known and not v.__module__.startswith("triton.")]
         found += new
         known |= {*new}
 
 
-def _outside(f: triton.runtime.JITFunction) -> Iterator[tuple[ast.Name, Any]]:
-    """The names in a function's body that mean something outside of it, each with its value."""
+def _outside(f: triton.runtime.JITFunction, body: Iterable[ast.AST]) -> Iterator[tuple[ast.Name, Any]]:
+    """The names in a part of a function that mean something outside of it, each with its value."""
     scope = {**f.fn.__globals__, **inspect.getclosurevars(f.fn).nonlocals}
-    definition = _definition(f)
-    names = [n for s in definition.body for n in ast.walk(s) if isinstance(n, ast.Name)]
+    names = [n for s in _definition(f).body for n in ast.walk(s) if isinstance(n, ast.Name)]
     own = {*f.arg_names, *(n.id for n in names if isinstance(n.ctx, ast.Store))}
-    return ((n, scope[n.id]) for n in names if n.id not in own and n.id in scope)
+    return ((n, scope[n.id]) for n in body if isinstance(n, ast.Name) and n.id not in own and n.id in scope)
+
+
+def _everything(node: ast.AST) -> Iterator[ast.AST]:
+    return (n for s in ast.iter_child_nodes(node) for n in ast.walk(s))
+
+
+def _always(node: ast.AST) -> Iterator[ast.AST]:
+    """What stands in no branch, which Triton may leave out, and is no argument of an assertion of Triton's."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(node, ast.If | ast.IfExp) and child is not node.test:
+            continue
+        if isinstance(child, ast.Call) and ast.unparse(child.func).endswith(("static_assert", "static_print")):
+            continue
+        yield child
+        yield from _always(child)
 
 
 def _of_globals(f: triton.runtime.JITFunction) -> Iterator[str]:
     """A text for each number or text of Python that a function takes from outside: Triton takes only constants."""
-    for name, value in _outside(f):
+    if triton.knobs.compilation.allow_non_constexpr_globals:
+        return
+    for name, value in _outside(f, (n for s in _definition(f).body for n in (s, *_always(s)))):
         if isinstance(value, bool | int | float | str):
             yield (f"{f.fn.__name__} reads {name.id}, which is {value!r} and no constant for Triton "
                    f"({_line(f, name)}): write {name.id} = tl.constexpr({value!r})")
@@ -60,24 +75,41 @@ def _of_globals(f: triton.runtime.JITFunction) -> Iterator[str]:
 
 def _early_return(f: triton.runtime.JITFunction, data: set[str]) -> str | None:
     """Why a function with a return below an `if` on data can't be called: a call stands in the loop over tiles, and
-    Triton compiles no such function in a loop. `data`: the parameters that hold blocks."""
-    data = set(data)
-    for s in ast.walk(_definition(f)):
-        if isinstance(s, ast.Assign | ast.AugAssign | ast.AnnAssign) and s.value is not None and _reads(s.value, data):
-            data |= {n.id for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    for s in ast.walk(_definition(f)):
+    Triton compiles no such function in a loop, unless it is not inlined. `data`: the parameters whose values
+    only the kernel knows."""
+    found = None if f.noinline else _return_on_data(_definition(f).body, set(data))
+    if found is None:
+        return None
+    return (f"{f.fn.__name__} returns below `if {ast.unparse(found.test)}`, a branch on data ({_line(f, found)}): "
+            "Triton compiles that in no loop, such as the one over tiles; give a variable its value in both "
+            "branches, and return it in the last line")
+
+
+def _return_on_data(body: Iterable[ast.stmt], data: set[str]) -> ast.If | None:
+    """The first `if` on data with a return below it. `data`: the variables that hold data; changed as statements do."""
+    for s in body:
         if isinstance(s, ast.If) and _reads(s.test, data) and any(isinstance(r, ast.Return) for r in ast.walk(s)):
-            return (f"{f.fn.__name__} returns below `if {ast.unparse(s.test)}`, a branch on data ({_line(f, s)}): "
-                    "Triton compiles that in no loop, such as the one over tiles; give a variable its value in both "
-                    "branches, and return it in the last line")
+            return s
+        if isinstance(s, ast.Assign | ast.AugAssign | ast.AnnAssign) and s.value is not None:
+            names = {n.id for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            holds = _reads(s.value, data) or (isinstance(s, ast.AugAssign) and bool(names & data))
+            data -= names
+            data |= names if holds else set()
+        inside = [*getattr(s, "body", []), *getattr(s, "orelse", [])]
+        for _ in range(2 if isinstance(s, ast.For | ast.While) else 1):  # a loop comes back with what it computed
+            if (found := _return_on_data(inside, data)) is not None:
+                return found
     return None
 
 
 def _reads(node: ast.AST, data: set[str]) -> bool:
-    """Whether an expression depends on data: not if it asks for a dtype, a shape, or for None."""
+    """Whether an expression depends on data. Unknown for calls of functions outside of Triton, which may return
+    constants: then it does not. Nor does it if it asks for a type, a shape, or for None."""
     if isinstance(node, ast.Attribute) and node.attr in _OF_TYPES:
         return False
     if isinstance(node, ast.Compare) and all(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
+        return False
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return False
     return (isinstance(node, ast.Name) and node.id in data) or any(_reads(n, data) for n in ast.iter_child_nodes(node))
 

@@ -98,10 +98,13 @@ class TritonCalls(Expressions):
         keeps = tl.softmax.signature.parameters["keep_dims"].default is not False or (
             given.get("keep_dims") not in (None, Static(False))
         )
-        if not keeps and given.get("dim", Static(None)) not in (Static(None), sympy.S.Zero):
+        dim, of = given.get("dim", Static(None)), given.get("x")
+        dims = len(of.shape) if isinstance(of, Block) and of.shape else 0
+        first = dim in (Static(None), sympy.S.Zero) or (dims and dim == -dims)
+        if not keeps and not first:
             block = ast.unparse(node.args[0]) if node.args else "x"
             self.fail(DimensionError, node, f"{ast.unparse(node)}: Triton {triton.__version__} takes another axis than "
-                      f"0 only with keep_dims=True; write tl.softmax({block}, {to_text(given['dim'])}, keep_dims=True)")
+                      f"0 only with keep_dims=True; write tl.softmax({block}, {to_text(dim)}, keep_dims=True)")
 
     def dot(self, node: ast.Call, given: dict[str, Any]) -> Shape:
         """The shape of a dot, or None if unknown. Raises DtypeError, DimensionError or TileSizeError for a misfit."""
