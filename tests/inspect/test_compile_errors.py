@@ -65,5 +65,5 @@ def test_assembly_of_another_vendor_is_an_error_and_not_the_end() -> None:
         torch.ones(1).sum()
     lowered, sizes = small("gfx942", all_gather_matmul, "push")
     foreign = lower(lowered.program, lowered.facts, replace(lowered.target, module=TARGETS["sm_90"].module))
-    with pytest.raises(CompileError, match=r"all_gather_matmul for gfx942: .* the compiler ended its process with 1"):
+    with pytest.raises(CompileError, match=r"all_gather_matmul for gfx942: .* the compiler ended its process"):
         compiled(foreign, sizes)
