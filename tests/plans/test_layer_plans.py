@@ -71,17 +71,17 @@ def test_the_fastest_form_has_the_best_number_of_sms_for_what_moves_rows() -> No
             assert not isinstance(made, str) and made.makespan_us >= 0.98 * choice.fused_us
 
 
-def test_auto_is_what_a_whole_layer_is_predicted_to_take() -> None:
+@pytest.mark.parametrize("spread", [pytest.param(1, marks=pytest.mark.verify), 8])
+def test_auto_is_what_a_whole_layer_is_predicted_to_take(spread: int) -> None:
     papers = model("tilelink-moe-1")
-    for spread in (1, 8):
-        layer = WholeLayer(*papers.experts(8, spread))
-        choice = choose_layer(layer, machine("h800"), "bfloat16", 256)
-        assert choice is not None and choice.fused_us == min(choice.forms_us.values())
-        cut = 8 // spread
-        sizes = (256, 8, 2, 2048, 1536 // cut, 256 * min(2, 8 // spread))
-        asked = LayerQuestion("h800", 0, 8, "bfloat16", *sizes, slices=cut, once=True)
-        assert fastest_layer(asked) == choice.fastest
-        assert not is_once(fastest_layer(replace(asked, once=False)))
+    layer = WholeLayer(*papers.experts(8, spread))
+    choice = choose_layer(layer, machine("h800"), "bfloat16", 256)
+    assert choice is not None and choice.fused_us == min(choice.forms_us.values())
+    cut = 8 // spread
+    sizes = (256, 8, 2, 2048, 1536 // cut, 256 * min(2, 8 // spread))
+    asked = LayerQuestion("h800", 0, 8, "bfloat16", *sizes, slices=cut, once=True)
+    assert fastest_layer(asked) == choice.fastest
+    assert not is_once(fastest_layer(replace(asked, once=False)))
     assert fastest_layer(LayerQuestion(None, 0, 8, "bfloat16", 256, 8, 2, 2048, 1536, 512)) == "push"
 
 

@@ -1,7 +1,7 @@
 """Where the rows of experts lie, from the experts that tokens choose. A row is a token at one of its experts.
 
 Each function has two forms with the same results: Triton kernels for GPUs, and plain torch. The kernels take one launch
-or three; plain torch takes more than twenty, which would last longer than a layer of few tokens.
+or three, and plain torch more than twenty.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _at_a_time(choices: int) -> int:
     return min(CHOICES, triton.next_power_of_2(max(1, choices)))
 
 
-_empty = torch.Tensor.new_empty
+_empty = torch.Tensor.new_empty  # tests put a function here that poisons results
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], ids: torch.Tensor, *given: Any, **constants: Any) -> None:

@@ -116,6 +116,7 @@ def test_a_schedule_can_be_simulated_as_it_is_written(run: Run, config: Path, on
         assert run("simulate", row["program"], *asked)[1]["makespan_us"] == row["fused_us"]
 
 
+@pytest.mark.verify
 def test_layers_of_whole_experts_are_predicted(run: Run, config: Path, one_core: None) -> None:
     """By the programs of dispatch and combine, as they can be simulated; those of "once" are told more."""
     config.write_text(json.dumps(MOE))
