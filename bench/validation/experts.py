@@ -210,7 +210,7 @@ def _flux() -> Table:
 def _once_a_token(experts: Experts, on: Machine, tokens: int) -> float:
     """Returns microseconds of a product, by the fastest schedule that sends a token once to a rank."""
     program = OF_TOKENS.first if experts.name == GATE_UP else OF_TOKENS.second
-    form = Tokens(on, "bfloat16", tokens).forms(experts, experts.shape, plans_of(OF_TOKENS, program)).fastest
+    form = Tokens(on, "bfloat16", tokens).forms(experts, plans_of(OF_TOKENS, program)).fastest
     assert form is not None and form.us is not None
     return form.us
 
@@ -225,8 +225,8 @@ def _division_points() -> Table:
     rows, on = [], machine("h800")
     for (slices, tokens), published in DIVISION_POINTS.items():
         experts = model("mixtral-8x7b").experts(RANKS, RANKS // slices)[1]
-        asked, shape = Tokens(on, "bfloat16", tokens), experts.shape
-        forms = asked.on_other_sms(experts, shape, asked.forms(experts, shape, plans_of(OF_TOKENS, OF_TOKENS.second)))
+        asked = Tokens(on, "bfloat16", tokens)
+        forms = asked.on_other_sms(experts, asked.forms(experts, plans_of(OF_TOKENS, OF_TOKENS.second)))
         assert forms.prediction is not None
         resources = [r.resource for r in forms.prediction.steps.events.program.roles]
         ours = sum(r.count or 0 for r in resources if isinstance(r, SMs))

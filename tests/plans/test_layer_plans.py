@@ -67,7 +67,7 @@ def test_the_fastest_form_has_the_best_number_of_sms_for_what_moves_rows() -> No
         count = next(changed, resource.count)  # type: ignore[union-attr]
         for other in (2 * count, count // 2) if count else ():
             plan = choice.fused.by.and_changed(role, "count", other)
-            made = asked.predicted(experts, {"K": experts.depth, "N": experts.columns}, plan, None)
+            made = asked.predicted(experts, plan, None)
             assert not isinstance(made, str) and made.makespan_us >= 0.98 * choice.fused_us
 
 

@@ -13,12 +13,11 @@ from tilelink.analysis.simulate import Prediction, steps_of
 from tilelink.analysis.simulate.costs import GB_S, TFLOP_S, collective, compute, costs, moving_least, workers_least
 from tilelink.analysis.simulate.steps import Steps
 from tilelink.errors import TileLinkError
-from tilelink.frontend.schedule import SMs
 from tilelink.frontend.values import ITEM_SIZE
 from tilelink.plans.choose import Choice, chosen
-from tilelink.plans.forms import BYTES, WORKERS, Forms, Question, if_faster, tried, with_other_counts
-from tilelink.plans.layer_plans import OF_TOKENS, PAIRS, plans_of
-from tilelink.plans.model import GATE_UP, Experts
+from tilelink.plans.forms import BYTES, WORKERS, Forms, Question, if_faster, on_sms, tried, with_other_counts
+from tilelink.plans.layer_plans import PAIRS, plans_of, sizes_of_layer
+from tilelink.plans.model import GATE_UP, Experts, WholeLayer
 from tilelink.plans.names import Plan
 from tilelink.plans.routings import EVEN, rows_of_experts, tokens_of_ranks
 from tilelink.plans.unfused import Unfused
@@ -34,15 +33,15 @@ class Tokens:
     number: int
     routing: str = EVEN
 
-    def predicted(self, experts: Experts, shape: dict[str, int], plan: Plan, beaten: float | None) -> Prediction | str:
-        """The prediction of a plan; or why no run of it takes less than `beaten` us. `shape`: sizes of its products.
-        Events are not checked, since the structure shows that the program is safe."""
+    def predicted(self, layer: Experts | WholeLayer, plan: Plan, beaten: float | None) -> Prediction | str:
+        """The prediction of a plan; or why no run of it takes less than `beaten` us. Events are not checked, since the
+        structure shows that the program is safe."""
         bounds = {WORKERS: workers_least, BYTES: moving_least}
-        return if_faster(self._steps(experts, shape, plan), self.machine, beaten, bounds)
+        return if_faster(self._steps(layer, plan), self.machine, beaten, bounds)
 
-    def _steps(self, experts: Experts, shape: dict[str, int], plan: Plan) -> Steps:
-        program, machine = plan.program, self.machine
-        sizes: dict[str, Any] = self.sizes(experts, shape, plan)
+    def _steps(self, layer: Experts | WholeLayer, plan: Plan) -> Steps:
+        program, machine, experts = plan.program, self.machine, layer.products[0]
+        sizes: dict[str, Any] = self.sizes(layer, plan)
         sizes["routed"] = rows_of_experts(experts, self.number, self.routing)
         told = tokens_of_ranks(experts, self.number, self.routing)
         sizes |= {name: told[name] for name in told.keys() & program.parameters.keys()}
@@ -58,27 +57,26 @@ class Tokens:
         plans = {_tiles(plan): plan for plan in plans_of_product(experts)}  # how rows are moved makes no difference
         for plan in plans.values():
             try:
-                steps = self._steps(experts, experts.shape, plan)
+                steps = self._steps(experts, plan)
                 products.append(compute(steps, costs(steps, machine, {}), machine))
             except TileLinkError:  # a schedule that can't run on this machine
                 continue
             collectives.append(collective(steps, machine))
         return Unfused(min(products), min(collectives), machine.launch_us)
 
-    def sizes(self, experts: Experts, shape: dict[str, int], plan: Plan) -> dict[str, int]:
-        """All sizes of a program. If a token sends a row to each slice of an expert, each slice is a choice of it."""
-        slices = 1 if plan.program in (OF_TOKENS.first, OF_TOKENS.second) else experts.cut
-        every = {"routed": self.number * experts.each * experts.cut, "experts": experts.all // experts.spread}
-        every |= {**shape, "tokens": self.number}
-        return every | ({"top": experts.each * slices} if "top" in plan.program.recorded().dims else {})
+    def sizes(self, layer: Experts | WholeLayer, plan: Plan) -> dict[str, int]:
+        """All sizes of a program."""
+        experts = layer.products[0]
+        of_tokens = {"tokens": self.number, "routed": self.number * experts.each * experts.cut}
+        return of_tokens | sizes_of_layer(layer, plan.program)
 
-    def forms(self, experts: Experts, shape: dict[str, int], plans: Iterable[Plan]) -> Forms:
+    def forms(self, layer: Experts | WholeLayer, plans: Iterable[Plan]) -> Forms:
         """The forms of these plans."""
-        return tried(plans, partial(self.predicted, experts, shape))
+        return tried(plans, partial(self.predicted, layer))
 
-    def on_other_sms(self, experts: Experts, shape: dict[str, int], forms: Forms) -> Forms:
+    def on_other_sms(self, layer: Experts | WholeLayer, forms: Forms) -> Forms:
         """The forms, and the fastest one with other numbers of SMs for moving rows, if that is faster."""
-        return with_other_counts(forms, partial(self.predicted, experts, shape))
+        return with_other_counts(forms, partial(self.predicted, layer))
 
 
 def plans_of_product(experts: Experts) -> Iterator[Plan]:
@@ -89,8 +87,7 @@ def plans_of_product(experts: Experts) -> Iterator[Plan]:
 
 def _tiles(plan: Plan) -> tuple[Any, ...]:
     """The program of a plan, and the tiles of the roles that share SMs, which are the roles that multiply."""
-    resources = plan.program.schedule(plan.schedule.name).values()
-    return plan.program, *(r.tile for r in resources if isinstance(r, SMs) and r.count is None)
+    return plan.program, *(r.tile for r in on_sms(plan) if r.count is None)
 
 
 def choose_experts(
@@ -100,12 +97,12 @@ def choose_experts(
     with the best numbers of SMs for moving rows. `routing`: one of `ROUTINGS`. None if no program can run on the
     machine. Raises MachineMemoryError."""
     asked = Tokens(machine, dtype, tokens, routing)
-    forms = asked.forms(experts, experts.shape, plans_of_product(experts))
+    forms = asked.forms(experts, plans_of_product(experts))
     if forms.fastest is None:
         return None
-    forms = asked.on_other_sms(experts, experts.shape, forms)
+    forms = asked.on_other_sms(experts, forms)
     assert forms.fastest is not None
-    told = asked.sizes(experts, experts.shape, forms.fastest.by)
+    told = asked.sizes(experts, forms.fastest.by)
     question = Question(experts.name, machine, experts.world, dtype, told)
     return chosen(question, asked.unfused(experts), forms)
 

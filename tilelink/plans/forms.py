@@ -167,17 +167,15 @@ def _count(times: float, launched: str, prediction: Prediction) -> Change | None
     return ("count", count, GAIN) if count else None
 
 
+def on_sms(plan: Plan) -> list[SMs]:
+    """The resources of the roles of a plan that run on SMs, without its changes."""
+    return [r for r in plan.program.schedule(plan.schedule.name).values() if isinstance(r, SMs)]
+
+
 def _rows_across(plan: Plan) -> int:
     """Rows of the tiles of a plan that go across the parts of ranks; 0 where none do."""
-    resources = plan.program.schedule(plan.schedule.name).values()
-    across = (r for r in resources if isinstance(r, SMs) and r.order.parts is None)
+    across = (r for r in on_sms(plan) if r.order.parts is None)
     return max((int(n or 0) for r in across for n in r.tile[:-1]), default=0)
-
-
-def _in_pieces(plan: Plan) -> bool:
-    """Whether tiles of a plan wait for rows in pieces."""
-    resources = plan.program.schedule(plan.schedule.name).values()
-    return any(isinstance(r, SMs) and r.waits == "pieces" for r in resources)
 
 
 @dataclass(frozen=True)
@@ -198,7 +196,7 @@ class Question:
 
         def predicted(plan: Plan, beaten: float | None) -> Prediction | str:
             program = plan.program
-            if _in_pieces(plan):
+            if any(r.waits == "pieces" for r in on_sms(plan)):
                 return UNJUDGED
             if 0 < _rows_across(plan) * self.world <= int(str(self.shape["M"])):
                 return FILLED

@@ -17,6 +17,7 @@ from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.kernels.grouped_matmul_reduce_scatter import grouped_matmul_reduce_scatter
 from tilelink.kernels.matmul_combine import matmul_combine
 from tilelink.language import launched
+from tilelink.plans.model import Experts, WholeLayer
 from tilelink.plans.names import AUTO, TORCH, Plan
 from tilelink.programs.program import Program
 from tilelink.programs.schedule_text import NamedSchedule, read_changes, split_schedule
@@ -63,6 +64,16 @@ def is_once(plan: str | None) -> bool:
 def without_changes(plan: str) -> str:
     """The name of a plan, without its changes."""
     return plan.split(",")[0].strip()
+
+
+def sizes_of_layer(layer: Experts | WholeLayer, program: Program) -> dict[str, int]:
+    """The sizes of a program that computes a layer, without those of its tokens. If a token sends a row to each slice
+    of an expert, each slice is a choice of it."""
+    first = layer.products[0]
+    sizes = {"experts": first.all // first.spread, **layer.shape}
+    if "top" in program.recorded().dims:
+        sizes["top"] = first.each * (1 if program in (OF_TOKENS.first, OF_TOKENS.second) else first.cut)
+    return sizes
 
 
 @kept()

@@ -9,7 +9,7 @@ from typing import Any
 from tilelink.analysis.placement import placed
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.mixture_of_experts import mixture_of_experts
-from tilelink.plans.layer_plans import OF_TOKENS, PAIRS, in_one, is_once, plan_of, plans_of
+from tilelink.plans.layer_plans import OF_TOKENS, PAIRS, in_one, is_once, plan_of, plans_of, sizes_of_layer
 from tilelink.plans.model import GATE_UP, Experts, WholeLayer
 from tilelink.plans.names import AUTO, TORCH, Plan, planned, plans
 from tilelink.programs.fitting import takes
@@ -54,14 +54,11 @@ def _programs(layer: Experts | WholeLayer, plan: str | None) -> Iterator[tuple[P
 def _slot_bytes(plan: Plan, layer: Experts | WholeLayer, dtype: str, tokens: int, rows: int) -> int:
     """Bytes for the program of one plan; 0 if its schedule can't be told which tokens go to which ranks."""
     first, program = layer.products[0], plan.program
-    of_tokens = program in (OF_TOKENS.first, OF_TOKENS.second)
     parts = {"tokens": tokens, "sent": tokens * first.each * first.cut, "routed": rows}
     sizes: dict[str, Any] = {d: (length,) * first.world for d, length in parts.items()}
-    sizes |= layer.shape | {"experts": first.all // first.spread}
-    if "top" in program.recorded().dims:
-        sizes["top"] = first.each * (1 if of_tokens else first.cut)
+    sizes |= sizes_of_layer(layer, program)
     dtypes = dict.fromkeys(program.of_any_dtype - program.on_demand, dtype)
-    if of_tokens and first.spread > 1:
+    if program in (OF_TOKENS.first, OF_TOKENS.second) and first.spread > 1:
         dtypes["wanted"] = "int32"
         if not takes(program, plan.schedule.name, frozenset(["wanted"])):
             return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilelink.analysis.machine import Machine
@@ -72,37 +72,27 @@ def unfused(operator: str, machine: Machine, world: int, dtype: str, shape: Shap
 
 
 def library_matmul(machine: Machine, dtype: str, m: int, n: int, k: int) -> float:
-    """Microseconds of a library's product (m, k) x (k, n) on one rank, without its launch."""
+    """Microseconds of a library's product (m, k) x (k, n) on one rank, without its launch. The columns of the best tile
+    are halved while there are fewer tiles than SMs and while that makes it faster."""
+
+    from tilelink.kernels.matmul import matmul
 
     def took(tile: tuple[int, ...]) -> float:
-        return _product(machine, dtype, m, n, k, tile)
+        schedule, library = Schedule(multiply=SMs(tile=tile, order=grouped(8))), machine.of_library
+        bound = matmul.bound_at(schedule, world=1, sizes={"M": m, "N": n, "K": k}, dtypes=dtype)
+        steps = steps_of(*bound, machine, {})
+        return compute(steps, costs(steps, library, {}), library)
 
     largest = (smallest_tile(m), smallest_tile(n), smallest_tile(k))
     fitted = {(min(a, largest[0]), min(b, largest[1]), min(c, largest[2])) for a, b, c in LIBRARY_TILES}
-    best = min(sorted(fitted), key=took)
-    return _narrowed(best, took, -(-m // best[0]) * -(-n // best[1]), machine.sms)
-
-
-def _narrowed(tile: tuple[int, int, int], took: Callable[[tuple[int, int, int]], float], tiles: int, sms: int) -> float:
-    """The time of a tile (rows, columns, step), or of a narrower one: the columns are halved while there are fewer
-    `tiles` than SMs and while that makes it faster. A narrower tile needs less of everything that an SM has."""
-    best = took(tile)
-    while tiles < sms and tile[1] > NARROWEST:
-        tile = (tile[0], tile[1] // 2, tile[2])
-        time = took(tile)
-        if time >= best:
+    best, (rows, columns, step) = min((took(tile), tile) for tile in fitted)
+    tiles = -(-m // rows) * -(-n // columns)
+    while tiles < machine.sms and columns > NARROWEST:  # a narrower tile needs less of everything that an SM has
+        tiles, columns = 2 * tiles, columns // 2
+        if (time := took((rows, columns, step))) >= best:
             break
-        best, tiles = time, 2 * tiles
+        best = time
     return best
-
-
-def _product(machine: Machine, dtype: str, m: int, n: int, k: int, tile: tuple[int, ...]) -> float:
-    from tilelink.kernels.matmul import matmul
-
-    schedule, library = Schedule(multiply=SMs(tile=tile, order=grouped(8))), machine.of_library
-    bound = matmul.bound_at(schedule, world=1, sizes={"M": m, "N": n, "K": k}, dtypes=dtype)
-    steps = steps_of(*bound, machine, {})
-    return compute(steps, costs(steps, library, {}), library)
 
 
 def library_collective(name: str, machine: Machine, world: int, dtype: str, m: int, columns: int) -> float:

@@ -75,7 +75,7 @@ def choose_layer(
         f"them SwiGLU over room for {rows:,} rows); unfused takes {unfused_us:,.1f} us ({plain:,.1f} of them SwiGLU "
         f"over {there:,} rows): {compared(unfused_us / forms_us[best])}"
     )
-    told = asked.sizes(gate_up, layer.shape, next(iter(plans(mixture_of_experts.name).values())))
+    told = asked.sizes(layer, next(iter(plans(mixture_of_experts.name).values())))
     return LayerChoice(unfused_us, forms_us, best, one.prediction.bound_us, said, told)
 
 
@@ -95,8 +95,7 @@ class LayerForms:
     @classmethod
     def of(cls, asked: Tokens, layer: WholeLayer, rows: int, pairs: Sequence[Pair]) -> LayerForms | None:
         """The forms; None if a program can't run on the machine. `rows`: the rows that a rank has room for."""
-        whole = layer.gate_up, layer.shape
-        one, of_two = asked.forms(*whole, plans(mixture_of_experts.name).values()), dict[str, float]()
+        one, of_two = asked.forms(layer, plans(mixture_of_experts.name).values()), dict[str, float]()
         if one.prediction is None:
             return None
         between = activation_us(asked.machine, asked.dtype, rows, layer.down.depth)
@@ -111,7 +110,7 @@ class LayerForms:
         forms_us = one.us | of_two
         fastest = _least(forms_us)
         if fastest in one.us:
-            forms_us |= asked.on_other_sms(*whole, one).us
+            forms_us |= asked.on_other_sms(layer, one).us
         for two in several:
             forms_us |= two.on_other_sms(fastest) if fastest in two.forms_us else {}
         return cls(one, of_two, forms_us)
@@ -133,14 +132,14 @@ class TwoKernels:
     ) -> list[TwoKernels]:
         """The forms of a pair. Empty if a program can't run on the machine, or if the first program with the bound of
         the second product takes `beaten` us or more."""
-        first = asked.forms(layer.gate_up, layer.gate_up.shape, plans_of(pair, pair.first))
+        first = asked.forms(layer.gate_up, plans_of(pair, pair.first))
         if first.fastest is None or first.fastest.us is None:
             return []
         least = first.fastest.us + between_us
         least += experts_bound_us([layer.down], asked.machine, asked.dtype, asked.number, asked.routing)
         if beaten is not None and least >= beaten:
             return []
-        second = asked.forms(layer.down, layer.down.shape, plans_of(pair, pair.second))
+        second = asked.forms(layer.down, plans_of(pair, pair.second))
         return [] if second.fastest is None else [cls(asked, layer, pair, between_us, (first, second))]
 
     def _together(self) -> Iterator[tuple[str, float]]:
@@ -156,8 +155,8 @@ class TwoKernels:
         """The form of a plan with the best numbers of SMs: its plan, and its time."""
         found = []
         for experts, program in self.products:
-            plan, shape = plan_of(self.pair, program, name), experts.shape
-            forms = self.asked.on_other_sms(experts, shape, self.asked.forms(experts, shape, [plan]))
+            forms = self.asked.forms(experts, [plan_of(self.pair, program, name)])
+            forms = self.asked.on_other_sms(experts, forms)
             assert forms.fastest is not None and forms.fastest.us is not None
             found.append(forms.fastest)
         return {combined([form.by for form in found]): self.between_us + sum(form.us or 0.0 for form in found)}
