@@ -14,7 +14,8 @@ from tilelink.ops.agreement import raised_everywhere
 from tilelink.ops.checks import DTYPES, check_integers, check_tensors
 from tilelink.ops.collectives import Members, name_of_group
 from tilelink.ops.mixture_of_experts import moe_combine, moe_dispatch
-from tilelink.ops.moe_routing import Routing, even_placement, expert_places, moe_routing, placed, torch_or_none
+from tilelink.ops.moe_routing import Routing, even_placement, expert_places, moe_routing, placed
+from tilelink.ops.routed import segments
 
 Rows = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """Rows, or rows of float8 and their scale factors."""
@@ -195,33 +196,30 @@ class ElasticBuffer:
     ) -> EPHandle:
         """Returns where tokens go: to each of their experts if `expand`, else once to each rank that has some."""
         world, rank = self.num_ranks, self.rank_idx
-        each, counted = -(-experts // world), torch_or_none(self.plan)
-        here, places = each, self.places
+        each = here = -(-experts // world)
+        places = self.places
         if experts % world:
             placement = even_placement(experts, world)
             here = sum(e >= 0 for e in placement[rank * each : (rank + 1) * each])
             places = expert_places(placement, topk_idx.device)
         at = topk_idx.long() if places is None else placed(topk_idx, places, each * world, rank)
         chosen, kinds = (at, each * world) if expand else (_ranks_of(at, each, world), world)
-        routing = moe_routing(chosen, experts=kinds, group=self.group_name, tokens=most, plan=counted)
+        routing = moe_routing(chosen, experts=kinds, group=self.group_name, tokens=most, plan=self.plan)
         ids = self._sent(at.float(), routing).long()
-        rows, of_kinds = torch.arange(routing.room, device=ids.device), routing.rows_of_experts
-        there, mine = rows < of_kinds.sum(), torch.arange(rank * each, rank * each + here, device=ids.device)
+        of_kinds, mine = routing.rows_of_experts, torch.arange(rank * each, rank * each + here, device=ids.device)
+        kind, _, there = segments(of_kinds, routing.room)
         if expand:
-            columns = ids == _segment(of_kinds, rows)[:, None] + rank * each
+            columns, of_kinds = ids == kind[:, None] + rank * each, of_kinds[:here]
         else:
             columns = ids.div(each, rounding_mode="floor") == rank
         columns = columns & there[:, None]
-        of_kinds = of_kinds[:here] if expand else of_kinds
         counts = of_kinds if expand else ((ids[..., None] == mine) & columns[..., None]).sum((0, 1))
         aligned = (counts + alignment - 1).div(alignment, rounding_mode="floor") * alignment
         lengths = aligned if expand else of_kinds
         total = routing.room + (here * (alignment - 1) if expand else 0)
         if sync is not False:
             total = int(lengths.sum())
-        slots = torch.arange(total, device=ids.device)
-        segment = _segment(lengths, slots)
-        offset = slots - (lengths.cumsum(0) - lengths)[segment]
+        segment, offset, _ = segments(lengths, total)
         place = torch.where(offset < of_kinds[segment], (of_kinds.cumsum(0) - of_kinds)[segment] + offset, -1)
         ends = aligned.cumsum(0)
         return EPHandle(
@@ -267,11 +265,6 @@ def _ranks_of(at: torch.Tensor, each: int, world: int) -> torch.Tensor:
     found = torch.where((of_experts[:, :, None] == ranks).any(1), ranks, -1)
     wrong = ((at < -1) | (at >= each * world)).any(1)
     return torch.where(wrong[:, None] & (ranks == 0), world, found)
-
-
-def _segment(lengths: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Returns the number of the segment that each place is in, for segments one behind the other; at most the last."""
-    return torch.searchsorted(lengths.cumsum(0), places, right=True).clamp(max=len(lengths) - 1)
 
 
 def _taken(rows: torch.Tensor, place: torch.Tensor, fill: int = 0) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch import nn
 
 from tilelink.errors import ArgumentError, Site
 from tilelink.ops.mixture_of_experts import moe_combine, moe_dispatch
-from tilelink.ops.moe_routing import moe_routing, torch_or_none
+from tilelink.ops.moe_routing import moe_routing
 
 REFUSED = {
     "add_bias_linear": "weights are applied to the results of experts, which must not have a bias",
@@ -83,9 +83,8 @@ class Dispatcher:
         return tokens.reshape(-1, tokens.shape[-1]), probs.gather(1, chosen)
 
     def token_dispatch(self, hidden_states: torch.Tensor, probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        counted = torch_or_none(self.plan)
         self.probs, self.routing = probs, moe_routing(
-            self.chosen, experts=self.config.num_moe_experts, group=self.ep_group, plan=counted, **self.options
+            self.chosen, experts=self.config.num_moe_experts, group=self.ep_group, plan=self.plan, **self.options
         )  # fmt: skip
         return moe_dispatch(hidden_states, self.routing, plan=self.plan), probs
 

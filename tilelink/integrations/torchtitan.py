@@ -13,7 +13,7 @@ import torch
 from tilelink.errors import ArgumentError, Site
 from tilelink.nn.layouts import local
 from tilelink.ops.mixture_of_experts import mixture_of_experts, moe_combine, moe_dispatch
-from tilelink.ops.moe_routing import Routing, moe_routing, torch_or_none
+from tilelink.ops.moe_routing import Routing, moe_routing
 
 
 @cache
@@ -50,9 +50,8 @@ def token_dispatcher() -> type:
                 given = x_TD, topk_scores_TK, topk_expert_ids_TK, num_local_tokens_per_expert_E
                 local: tuple[torch.Tensor, torch.Tensor, Any] = LocalTokenDispatcher.dispatch(self, *given)
                 return local
-            counted = torch_or_none(self.plan)
             routing = moe_routing(
-                topk_expert_ids_TK, experts=self.num_experts, group=self.ep_mesh, plan=counted, **self.options
+                topk_expert_ids_TK, experts=self.num_experts, group=self.ep_mesh, plan=self.plan, **self.options
             )
             rows = moe_dispatch(x_TD, routing, plan=self.plan)
             return rows, routing.rows_of_experts, (routing, topk_scores_TK)

@@ -11,15 +11,14 @@ from tilelink.kernels.dispatch_matmul_backward import dispatch_matmul_backward
 from tilelink.kernels.expert_weight_gradient import expert_weight_gradient
 from tilelink.kernels.matmul_combine_backward import matmul_combine_backward
 from tilelink.ops import routed
-from tilelink.ops.experts_call import OfExperts
+from tilelink.ops.experts_call import BesideExperts, OfExperts
 from tilelink.ops.operator import Operator
 from tilelink.ops.plain import Plain
 from tilelink.ops.programs import Programs
-from tilelink.plans.names import TORCH
 
 
 @dataclass
-class ExpertGradients(OfExperts):
+class ExpertGradients(BesideExperts):
     """Returns the gradients of weights, (experts, N, K): dout^T @ x over the rows of each expert of this rank."""
 
     name = "expert_gradients"
@@ -31,10 +30,6 @@ class ExpertGradients(OfExperts):
     counts: torch.Tensor
     group_name: str
     plan: str | None
-
-    def check_plan(self) -> None:
-        """The plan names the plan of a layer. Here it only says whether plain torch computes."""
-        self.plan = TORCH if self.plan == TORCH else None
 
     def run(self, path: Plain) -> torch.Tensor:
         if not isinstance(path, Programs):

@@ -84,3 +84,14 @@ class OfExperts(Call):
     def parts(self, **lengths: int) -> dict[str, Sequence[int]]:
         """Returns the parts of each dimension: every rank has the same length."""
         return {d: (n,) * self.members.world for d, n in lengths.items()}
+
+
+class BesideExperts(OfExperts):
+    """A call whose program is not one of a pair. `plan`: the plan of the layer, which says only whether plain torch
+    computes."""
+
+    def check_plan(self) -> None:
+        """Takes any plan."""
+
+    def plan_of_path(self) -> Plan:
+        return plan_of(self.pair, self.program, None)

@@ -18,14 +18,14 @@ from tilelink.ops.checks import (
     check_dtype,
     check_experts,
     check_one_dtype,
+    check_part,
     check_tensor,
-    check_tensors,
     in_autocast,
     no_autocast,
     short,
 )
 from tilelink.ops.collectives import Members, name_of_group, world_of
-from tilelink.ops.moe_routing import Once, Routing, check_numbers, moe_routing, torch_or_none
+from tilelink.ops.moe_routing import Routing, check_numbers, moe_routing
 from tilelink.ops.of_all_ranks import gather_weights
 from tilelink.ops.once import dispatch_linear_once, linear_combine_once
 from tilelink.ops.plain import Plain
@@ -86,19 +86,16 @@ def dispatch_linear(
     cast = cast_for(x)
     x, weight = cast(x), cast(weight)
     keep = torch.is_grad_enabled() and weight.requires_grad
-    if is_once(plan):
-        with no_autocast(x):
-            rows: torch.Tensor = dispatch_linear_once(
-                x=_tokens(x, routing), weight=weight, kept=keep, **_met(routing, plan)
-            )[0]  # fmt: skip
-        return rows
+    rows: torch.Tensor
     with no_autocast(x):
-        out, _ = made_of.dispatch_linear(
-            x=_tokens(x, routing), weight=weight, counts=routing.counts, order=routing.order, place=routing.place,
-            room=routing.room, keep=keep, group_name=routing.group_name, plan=plan,
-        )  # fmt: skip
-    made: torch.Tensor = out
-    return made
+        if is_once(plan):
+            rows, _ = dispatch_linear_once(x=_tokens(x, routing), weight=weight, kept=keep, **_met(routing, plan))
+        else:
+            rows, _ = made_of.dispatch_linear(
+                x=_tokens(x, routing), weight=weight, counts=routing.counts, order=routing.order, place=routing.place,
+                room=routing.room, keep=keep, group_name=routing.group_name, plan=plan,
+            )  # fmt: skip
+    return rows
 
 
 @public
@@ -120,15 +117,14 @@ def linear_combine(
     _check_call(routing, plan, rows=rows, weight=weight, **more)
     cast = cast_for(rows)
     rows, weight = cast(rows), cast(weight)
-    if is_once(plan):
-        met = _met(routing, plan)
-        with no_autocast(rows):
-            weights = _weights_met(routing.once, _weights(topk_weights, routing), routing, plan)
-            sums: torch.Tensor = linear_combine_once(x=_rows(rows, routing), weight=weight, weights=weights, **met)
-        return sums[: routing.mine]
+    out: torch.Tensor
     with no_autocast(rows):
-        back = _back(topk_weights, routing, plan)
-        out: torch.Tensor = made_of.linear_combine(x=_rows(rows, routing), weight=weight, **back)[0]
+        if is_once(plan):
+            met, weights = _met(routing, plan), _weights_met(topk_weights, routing, plan)
+            out = linear_combine_once(x=_rows(rows, routing), weight=weight, weights=weights, **met)
+        else:
+            back = _back(topk_weights, routing, plan)
+            out, _ = made_of.linear_combine(x=_rows(rows, routing), weight=weight, **back)
     return out[: routing.mine]
 
 
@@ -269,10 +265,7 @@ def _check_call(routing: Routing, plan: object, **tensors: torch.Tensor) -> None
 def _check_given(plan: object, tensors: dict[str, Any]) -> None:
     """Checks that tensors are tensors on one device, and that a plan is a string."""
     for name, tensor in tensors.items():
-        if tensor is None or isinstance(tensor, list | tuple):
-            what = "None" if tensor is None else f"a {type(tensor).__name__}"
-            raise ArgumentError(f"{name} is {what}, not a tensor", Site.of_user())
-    check_tensors(**tensors)
+        check_part(name, tensor)
     first = next(iter(tensors))
     check_devices(tensors[first], tensors, first)
     if plan is not None and not isinstance(plan, str):
@@ -323,15 +316,13 @@ def _met(routing: Routing, plan: str | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _weights_met(
-    once: Once | None, weights: torch.Tensor | None, routing: Routing, plan: str | None
-) -> torch.Tensor | None:
-    """Returns the weights (tokens of all ranks, top) of the rows on this rank. `weights`: of this rank's tokens."""
+def _weights_met(topk_weights: torch.Tensor | None, routing: Routing, plan: str | None) -> torch.Tensor | None:
+    """Returns the weights (tokens of all ranks, top) of the rows on this rank. `topk_weights`: of this rank's tokens.
+    The routing is one of plan "once"."""
+    weights, once = _weights(topk_weights, routing), routing.once
     if weights is None or once is None:
         return None
-    every = gather_weights(
-        x=routing.tokens(weights.float()), group_name=routing.group_name, plan=torch_or_none(plan)
-    )  # fmt: skip
+    every = gather_weights(x=routing.tokens(weights.float()), group_name=routing.group_name, plan=plan)
     return torch.where(once.choice >= 0, every.gather(1, once.choice.clamp(min=0)), 0)
 
 

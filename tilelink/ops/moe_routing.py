@@ -17,7 +17,6 @@ from tilelink.ops.checks import check_devices, check_integers, check_sizes, chec
 from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.of_all_ranks import route, route_once
 from tilelink.plans.layer_plans import is_once
-from tilelink.plans.names import TORCH
 from tilelink.plans.room import rows_at_most
 
 
@@ -129,11 +128,6 @@ def moe_routing(
     counts, order, place, token, at, choice, wanted = route_once(x=ids, room=room, **call)
     once = Once(token, at, choice, None if slices == world else wanted)
     return Routing(counts, order, place, mine, room, name, slices, once)
-
-
-def torch_or_none(plan: str | None) -> str | None:
-    """Returns the plan for operators without schedules: "torch", or None for any other plan."""
-    return plan if plan == TORCH else None
 
 
 @public

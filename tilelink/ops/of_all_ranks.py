@@ -10,18 +10,16 @@ import torch
 
 from tilelink.errors import ShapeError
 from tilelink.kernels.dispatch import dispatch
-from tilelink.ops.experts_call import OfExperts
+from tilelink.ops.experts_call import BesideExperts
 from tilelink.ops.operator import Operator
 from tilelink.ops.plain import Plain
 from tilelink.ops.programs import Programs
 from tilelink.ops.rows_of_experts import laid_out, met
-from tilelink.plans.layer_plans import plan_of
-from tilelink.plans.names import Plan
 from tilelink.runtime.agreement import TOKENS
 
 
 @dataclass
-class Route(OfExperts):
+class Route(BesideExperts):
     """Computes where the tokens of a rank go. `x`: integers (tokens, top), the experts of this rank's tokens, -1 for
     none, as many tokens on every rank. Returns counts, order and place of `tilelink.ops.moe_routing.Routing`."""
 
@@ -45,10 +43,6 @@ class Route(OfExperts):
         tokens, top = self.x.shape
         sizes = {"experts": self.experts, "slices": self.slices, TOKENS: tokens, "top": top}
         return {"operator": "moe_routing", "plan": self.plan, **sizes}
-
-    def plan_of_path(self) -> Plan:
-        """Returns the first schedule: the plan of the layer says only whether plain torch computes."""
-        return plan_of(self.pair, self.program, None)
 
     def on_gpu(self, path: Plain) -> bool:
         """Whether Triton's kernels compute this."""
@@ -89,7 +83,7 @@ class RouteOnce(Route):
 
 
 @dataclass
-class GatherWeights(OfExperts):
+class GatherWeights(BesideExperts):
     """Gathers weights to (tokens of all ranks, top). `x`: (tokens, top) in float32, the weights of this rank."""
 
     name = "gather_weights"

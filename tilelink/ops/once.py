@@ -158,14 +158,10 @@ class LinearCombineOnce(OfTokens):
             x=grads[0].contiguous(), weight=weight.mT, kept=keep, **where_rows_are(ctx, saved)
         )  # fmt: skip
         of_choices = weights if weights.numel() else torch.ones_like(at, dtype=torch.float32)
-        scale = routed.weight_of_rows(of_choices, at, len(x))
-
-        def scaled(of_tokens: torch.Tensor) -> torch.Tensor:
-            return (scale[:, None] * of_tokens.float()).to(x.dtype)
-
-        found: dict[str, Any] = {"x": scaled(back)}
+        scale = routed.at_rows(of_choices, at, len(x), 0)
+        found: dict[str, Any] = {"x": routed.scaled(back, scale)}
         if keep:
-            found["weight"] = expert_gradients(dout=scaled(rows), x=x, counts=counts, **ctx.call)
+            found["weight"] = expert_gradients(dout=routed.scaled(rows, scale), x=x, counts=counts, **ctx.call)
         if ctx.needs_input_grad[6]:
             each = (back.float() * x.float()).sum(1)
             found["weights"] = routed.taken(each[:, None], at.flatten()).view(at.shape)

@@ -37,12 +37,13 @@ def added(rows: torch.Tensor, place: torch.Tensor, weights: torch.Tensor | None)
 def sources(place: torch.Tensor, weights: torch.Tensor | None, sent: int) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Returns the token (int32) and the weight (float32) of each of `sent` rows; -1 and 0 for rows not in `place`."""
     tokens = torch.arange(len(place), dtype=torch.int32, device=place.device)[:, None].expand_as(place)
-    rows = torch.where(place < 0, sent, place).long().flatten()
+    return at_rows(tokens, place, sent, -1), None if weights is None else at_rows(weights, place, sent, 0)
 
-    def at_rows(values: torch.Tensor, other: int) -> torch.Tensor:
-        return values.new_full((sent + 1,), other).index_copy(0, rows, values.flatten())[:sent]
 
-    return at_rows(tokens, -1), None if weights is None else at_rows(weights, 0)
+def at_rows(values: torch.Tensor, place: torch.Tensor, rows: int, other: int) -> torch.Tensor:
+    """Returns (rows,): the value of each row, `other` for rows not in `place`. `values`: of each choice of a token."""
+    index = torch.where(place < 0, rows, place).long().flatten()
+    return values.new_full((rows + 1,), other).index_copy(0, index, values.flatten())[:rows]
 
 
 def scaled(rows: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
@@ -63,7 +64,7 @@ def dispatched(path: Plain, x: torch.Tensor, counts: torch.Tensor, room: int) ->
     check_room(path, counts, sent, room)
     everywhere, experts = counts.long(), len(counts) // world
     mine = everywhere[rank * experts : (rank + 1) * experts].reshape(-1)
-    segment, offset, there = _places(mine, room)
+    segment, offset, there = segments(mine, room)
     source = segment % world
     begins = (everywhere.cumsum(0) - everywhere)[rank * experts + segment // world, source]
     every = path.members.all_gather(x, [sent] * world)()
@@ -76,7 +77,7 @@ def combined(path: Plain, rows: torch.Tensor, counts: torch.Tensor, sent: int) -
     rank, world, room = path.members.rank, path.members.world, len(rows)
     check_room(path, counts, sent, room)
     everywhere, experts = counts.long(), len(counts) // world
-    expert, offset, there = _places(everywhere[:, rank], sent)
+    expert, offset, there = segments(everywhere[:, rank], sent)
     by_home = everywhere.reshape(world, -1)
     begins = (by_home.cumsum(1) - by_home).reshape(-1, world)[expert, rank]
     every = path.members.all_gather(rows, [room] * world)()
@@ -91,15 +92,9 @@ def fanned_out(
     rank, world, tokens = path.members.rank, path.members.world, len(x)
     check_room(path, counts, sent, len(token))
     experts = len(counts) // world
-    segment, _, there = _places(counts.long()[rank * experts : (rank + 1) * experts].reshape(-1), len(token))
+    segment, _, there = segments(counts.long()[rank * experts : (rank + 1) * experts].reshape(-1), len(token))
     every = path.members.all_gather(x, [tokens] * world)()
     return _taken(every, segment % world * tokens + token.long(), there)
-
-
-def weight_of_rows(weights: torch.Tensor, at: torch.Tensor, room: int) -> torch.Tensor:
-    """Returns (room,): the weight of each row. `weights`: of each choice of each token; `at`: its row, or -1."""
-    made = weights.new_zeros(room + 1)
-    return made.index_copy(0, torch.where(at < 0, room, at).long().flatten(), weights.flatten())[:room]
 
 
 def multiplied(path: Plain, rows: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
@@ -137,7 +132,7 @@ def _rows_of_experts(path: Plain, counts: torch.Tensor) -> list[tuple[int, int]]
     return list(zip([0, *ends], ends, strict=False))
 
 
-def _places(lengths: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def segments(lengths: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Lays segments of these lengths one behind the other. Returns for each of `rows` rows its segment, its number in
     the segment, and whether it is inside of all segments."""
     ends = lengths.cumsum(0)
