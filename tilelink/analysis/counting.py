@@ -96,7 +96,7 @@ def miscounted(events: Events, counts: Counts, roles: Container[str]) -> SignalC
     for signals in program.signals:
         if any(n.role not in roles for n in signals.notifiers):
             continue
-        index = next(k for k, t in enumerate(program.tensors) if t.name == signals.tensor)
+        index = program.numbers[signals.tensor]
         derived, _ = counts(signals)
         mine = (events.op == NOTIFY) & (events.tensor == index)
         counted = np.zeros_like(derived)

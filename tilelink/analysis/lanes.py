@@ -18,6 +18,13 @@ from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.walk import NUMBER, TILE
 from tilelink.frontend.workload import Allotment, RoleOrder
 
+Tell = Callable[[str], None]
+"""Is called now and then with what a check or a simulation is doing."""
+
+
+def silent(_: str) -> None:
+    """Tells nobody."""
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -45,7 +52,7 @@ class Unrolling:
     summarise: bool = True
     ranks: Sequence[int] | None = None
     sample: int | None = None
-    tell: Callable[[str], None] = lambda _: None
+    tell: Tell = silent
     refused: dict[tuple[type, str, int], Refusal] = field(default_factory=dict)
     sites: dict[Site, int] = field(default_factory=dict)
 

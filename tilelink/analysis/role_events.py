@@ -300,7 +300,7 @@ class RoleEvents(Lanes):
         """Emits one event for each active lane. `said`: the columns that differ from `NOTHING`."""
         self.run.tell(f"unrolling {self.role.name}, line {site.line}")
         if tensor is not None:
-            said["tensor"] = next(k for k, t in enumerate(self.program.tensors) if t.name == tensor)
+            said["tensor"] = self.program.numbers[tensor]
         columns = {**NOTHING, **said, "op": op, "site": self.run.sites.setdefault(site, len(self.run.sites))}
 
         def column(name: str, value: Any) -> np.ndarray:

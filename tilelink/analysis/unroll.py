@@ -5,13 +5,13 @@ The events are exact: regions, homes, signals and the counts that waits expect, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from tilelink.analysis.counting import Counts, check_engine_signals, miscounted
 from tilelink.analysis.events import Events
-from tilelink.analysis.lanes import Refusal, Unrolling
+from tilelink.analysis.lanes import Refusal, Tell, Unrolling, silent
 from tilelink.analysis.role_events import ORDER, RoleEvents, no_events
 from tilelink.errors import BudgetError, RankError, WaitWithoutNotifyError
 from tilelink.frontend.arithmetic import evaluate
@@ -37,7 +37,7 @@ def unroll(
     summarise: bool = True,
     roles: Collection[Role] | None = None,
     ranks: Sequence[int] | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    tell: Tell = silent,
 ) -> Events:
     """The events of a run. `summarise`: loops without synchronisation become one event. `roles`, `ranks`: only these
     are unrolled (None: all). `tell` is called now and then with the progress. Raises ViewError, GuardError, RankError,
@@ -57,7 +57,7 @@ def unrolled(
     summarise: bool = True,
     roles: Collection[Role] | None = None,
     ranks: Sequence[int] | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    tell: Tell = silent,
 ) -> tuple[Events, list[Refusal]]:
     """As `unroll`, but returns what is refused instead of raising it: one refusal of a kind for each line. The events
     leave out accesses outside their tensor, the world or the own output. `tell` is called now and then with the

@@ -51,11 +51,6 @@ class Facts:
         kept = self.described if described else frozenset[tuple[str, int]]()
         return replace(self, described=kept, peers=self.peers if described and bulk else 0)
 
-    @property
-    def undescribed(self) -> Facts:
-        """The facts for a target without descriptors."""
-        return self.on(False, bulk=False)
-
     @classmethod
     def of(cls, program: TileProgram, sizes: Sizes, lying: Lying | None = None, *, timed: bool = False) -> Facts:
         """The facts of a program at these sizes. `lying`: the caller's matrices that can be described. By default these

@@ -98,7 +98,7 @@ def lower_as_taken(program: TileProgram, facts: Facts, target: Target) -> Lowere
 def sha256_everywhere(program: TileProgram, facts: Facts, target: Target) -> str:
     """The hash that all ranks compare. It leaves out the two things that may differ between ranks: how a rank loads its
     own tensors, and whether it runs the specialised form."""
-    return lower(program, facts.undescribed, target.unspecialised).sha256
+    return lower(program, facts.on(False, bulk=False), target.unspecialised).sha256
 
 
 def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:

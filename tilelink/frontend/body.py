@@ -355,6 +355,11 @@ def every(kind: type[S], body: Body) -> Iterator[S]:
     return (s for s in walk(body) if isinstance(s, kind))
 
 
+def multiplies(body: Body) -> bool:
+    """Whether it has a dot."""
+    return any(code.dots for s in walk(body) for code in s.codes)
+
+
 def rewritten(body: Body, change: Callable[[Statement], Body]) -> Body:
     """The body with each statement replaced by what `change` returns for it. Inner statements are changed first."""
     return tuple(

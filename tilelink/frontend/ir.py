@@ -15,7 +15,7 @@ import sympy
 
 from tilelink.errors import Site
 from tilelink.frontend.body import *  # noqa: F403  # statements and views have their names here, too
-from tilelink.frontend.body import Body, Notify, Place, Wait, every, places, walk
+from tilelink.frontend.body import Body, Notify, Place, Wait, every, multiplies, places
 from tilelink.frontend.expressions import WORLD, Boolean, Expr, symbol
 from tilelink.frontend.kept import hashed_once
 from tilelink.frontend.schedule import CopyEngine, SMs
@@ -98,7 +98,7 @@ class Role:
     @property
     def multiplies(self) -> bool:
         """Whether its tiles have a dot."""
-        return any(code.dots for s in walk(self.body) for code in s.codes)
+        return multiplies(self.body)
 
     @cached_property
     def notified(self) -> tuple[View, ...]:
@@ -192,8 +192,13 @@ class TileProgram:
     published: tuple[str, ...] = ()
     functions: tuple[tuple[str, Any], ...] = ()
 
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The number of each tensor, by name."""
+        return {t.name: k for k, t in enumerate(self.tensors)}
+
     def tensor(self, name: str) -> Tensor:
-        return next(t for t in self.tensors if t.name == name)
+        return self.tensors[self.numbers[name]]
 
     def signals_of(self, tensor: str) -> Signals:
         return next(s for s in self.signals if s.tensor == tensor)

@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from tilelink.errors import ArgumentError, ShapeError, Site, listed, public, public_class
+from tilelink.frontend.kept import kept
 from tilelink.nn.layouts import Layouts, as_dtensor, distributed, laid_out, redistributed
 from tilelink.ops.agreement import raised_everywhere
 from tilelink.ops.checks import check_activation, check_experts
@@ -207,14 +208,10 @@ class SpreadExperts(nn.Module):
         return ", ".join([f"{experts} experts of this rank", *(f"{k}={v}" for k, v in told.items())])
 
 
-_classes: dict[type[nn.Module], type[nn.Module]] = {}
-
-
+@kept()
 def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
     """Returns the subclass of `kind` for modules whose experts are spread."""
-    if kind not in _classes:
-        _classes[kind] = type(f"Spread{kind.__name__}", (SpreadExperts, kind), {})
-    return _classes[kind]
+    return type(f"Spread{kind.__name__}", (SpreadExperts, kind), {})
 
 
 def _holds_experts(module: nn.Module, style: ExpertParallel) -> bool:

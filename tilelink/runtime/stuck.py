@@ -168,7 +168,7 @@ def _tile_wait(rank: int, worker: int, poll: Poll, prepared: Prepared) -> int | 
     """The event of a worker's wait that is not fulfilled; None if all are, because the worker is leaving the run."""
     events = prepared.events
     name = poll.region.removeprefix(SIGNALS)
-    tensor = next(k for k, t in enumerate(prepared.program.tensors) if t.name == name)
+    tensor = prepared.program.numbers[name]
     mine = events.of_worker(rank, worker)
     waits = mine[(events.op[mine] == WAIT) & (events.tensor[mine] == tensor) & (events.cell[mine] == poll.index[0])]
     waits = waits[events.expected[waits] > poll.observed]
@@ -237,7 +237,7 @@ def _touches(party: Party, events: Events, mine: np.ndarray) -> np.ndarray:
     """Which of these events access the elements of a party as it does: none if its region is not a tensor, such as the
     times of a run."""
     name = party.region.removeprefix(SIGNALS)
-    tensor = next((k for k, t in enumerate(events.program.tensors) if t.name == name), None)
+    tensor = events.program.numbers.get(name)
     if tensor is None:
         return np.zeros(len(mine), bool)
     same = events.tensor[mine] == tensor

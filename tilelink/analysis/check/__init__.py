@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tilelink.analysis.check.device import residency, too_large
 from tilelink.analysis.check.findings import Finding, Report
@@ -17,6 +17,7 @@ from tilelink.analysis.check.signals import deadlocks, miscounts, repeated, unhe
 from tilelink.analysis.check.structure import why_not_structural
 from tilelink.analysis.check.synchronisation import Synchronisation, execute
 from tilelink.analysis.events import Events
+from tilelink.analysis.lanes import Tell, silent
 from tilelink.analysis.unroll import BUDGET, DEFAULT_SMS, check_budget, estimated, unrolled
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.sizes import Sizes
@@ -28,10 +29,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-Tell = Callable[[str], None]
-"""Is called with what a check is doing."""
-
-
 def check(
     program: TileProgram,
     sizes: Sizes,
@@ -41,7 +38,7 @@ def check(
     slot_bytes: int | None = None,
     stage: int = 0,
     budget: int = BUDGET,
-    tell: Tell = lambda _: None,
+    tell: Tell = silent,
 ) -> Report:
     """Checks one run of a program on devices of `sms` SMs; `reserve` of them are kept for other kernels. A slot of the
     symmetric heap has `slot_bytes` (None: enough), of which each worker needs `stage` for blocks on their way to
@@ -76,7 +73,7 @@ def check_events(
     slot_bytes: int | None = None,
     stage: int = 0,
     began: float | None = None,
-    tell: Tell = lambda _: None,
+    tell: Tell = silent,
 ) -> Report:
     """Checks events that are unrolled already. `known`: findings to add to the report. `began`: when the work on the
     events began, by time.perf_counter."""

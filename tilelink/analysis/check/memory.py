@@ -3,7 +3,7 @@ entry, and outputs that are not written once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -11,14 +11,13 @@ from tilelink.analysis.check.cells import Cells, Pairs, conflicts, written_tenso
 from tilelink.analysis.check.findings import SHOWN, Finding, finding, firsts, last_wait_before, line_of, step, tile_of
 from tilelink.analysis.check.synchronisation import Before, Synchronisation
 from tilelink.analysis.events import NOTIFY, WRITE, Events
+from tilelink.analysis.lanes import Tell
 from tilelink.errors import ArgumentError
 from tilelink.frontend.ir import If, Place, Role, TileProgram, Write, places, walk
 from tilelink.frontend.kept import kept
 
 
-def wrong_accesses(
-    sync: Synchronisation, done: np.ndarray, tell: Callable[[str], None]
-) -> tuple[list[Finding], list[str]]:
+def wrong_accesses(sync: Synchronisation, done: np.ndarray, tell: Tell) -> tuple[list[Finding], list[str]]:
     """Findings and notes for all tensors on all ranks; the same finding about the same lines comes once. `done`: the
     steps of a complete execution, in order."""
     events, before = sync.events, Before(sync, done)

@@ -49,7 +49,7 @@ def _holds(events: Events, waits: np.ndarray) -> np.ndarray:
     """Whether the cells that are waited for hold anything: a shorter part, or a route, may leave some empty."""
     holds = np.ones(len(waits), bool)
     for signals in events.program.signals:
-        index = next(k for k, t in enumerate(events.program.tensors) if t.name == signals.tensor)
+        index = events.program.numbers[signals.tensor]
         cells = int(evaluate(cell_count(signals), events.sizes.values))
         mine = (events.tensor[waits] == index) & (events.expected[waits] < 1) & (events.cell[waits] < cells)
         at = waits[mine]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
 
+from tilelink.analysis.lanes import Tell, silent
 from tilelink.analysis.machine import Machine
 from tilelink.analysis.simulate.costs import GB_S, Costs, way
 from tilelink.analysis.simulate.steps import NOTIFYING, WAITING, WORK, Steps
@@ -45,14 +45,8 @@ class Times:
         return float(max(self.tile_stop.max(initial=0.0), self.transfer_stop.max(initial=0.0)))
 
 
-Tell = Callable[[str], None]
-"""Is called now and then with what a simulation is doing."""
 TOLD = 1 << 16
 """Pieces of work between two calls of `Tell`."""
-
-
-def silent(_: str) -> None:
-    """Tells nobody."""
 
 
 def run(steps: Steps, costs: Costs, machine: Machine, starts: np.ndarray, tell: Tell = silent) -> Times:

@@ -13,6 +13,7 @@ import numpy as np
 
 from tilelink.analysis.check import check_events
 from tilelink.analysis.events import Events
+from tilelink.analysis.lanes import Tell, silent
 from tilelink.analysis.machine import Machine
 from tilelink.analysis.paths import Link, critical_path, idle
 from tilelink.analysis.placement import bytes_on
@@ -27,7 +28,7 @@ from tilelink.analysis.simulate.costs import (
     most_moved,
     usable,
 )
-from tilelink.analysis.simulate.engine import Tell, Times, run, silent
+from tilelink.analysis.simulate.engine import Times, run
 from tilelink.analysis.simulate.steps import WAITING, Steps, fold
 from tilelink.analysis.simulate.verdict import OTHER, verdict
 from tilelink.analysis.timeline import MICROSECONDS, PREDICTED, Timeline, Transfer, of_tiles

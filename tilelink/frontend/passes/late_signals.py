@@ -21,10 +21,6 @@ def late_signals(program: ir.TileProgram, _: Binding) -> ir.TileProgram:
     return replace(program, roles=tuple(_later(r) if r.resource.signals == "late" else r for r in program.roles))
 
 
-def _multiplies(loop: ir.For) -> bool:
-    return any(code.dots for s in ir.walk(loop.body) for code in s.codes)
-
-
 def _later(role: ir.Role) -> ir.Role:
     def fail(why: str) -> ScheduleError:
         return ScheduleError(f"{role.name} can't give its signals late: {why}", role.site)
@@ -34,9 +30,9 @@ def _later(role: ir.Role) -> ir.Role:
             f"its tiles wait for {role.awaited[0]}, and the notifications of the tile before would wait, too. "
             'Leave out signals="late"'
         )
-    loops = [k for k, s in enumerate(role.body) if isinstance(s, ir.For) and _multiplies(s)]
+    loops = [k for k, s in enumerate(role.body) if isinstance(s, ir.For) and ir.multiplies(s.body)]
     if not loops:
-        inside = next((s for s in ir.every(ir.For, role.body) if _multiplies(s)), None)
+        inside = next((s for s in ir.every(ir.For, role.body) if ir.multiplies(s.body)), None)
         if inside is not None:
             raise fail(
                 f"its main loop stands in a loop or a branch ({inside.site}), and late signals are given behind a main "

@@ -69,7 +69,7 @@ def _renamed(s: ir.Statement, old: str, new: str) -> ir.Statement:
 
 def _piece(s: ir.Statement, wait: ir.Wait) -> ir.View | None:
     """The view that each step of a main loop needs: its part of the one view that the wait is for, or None."""
-    if not isinstance(s, ir.For) or len(wait.views) > 1 or not any(c.dots for i in ir.walk(s.body) for c in i.codes):
+    if not isinstance(s, ir.For) or len(wait.views) > 1 or not ir.multiplies(s.body):
         return None
     (whole,), steps = wait.views, set()
     for view in (v for inner in ir.walk(s.body) for v in inner.read if v.guard == wait.name):

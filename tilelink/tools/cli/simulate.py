@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tilelink.analysis.draw import About, write_page, write_perfetto
+from tilelink.analysis.lanes import Tell, silent
 from tilelink.analysis.machine import machine
 from tilelink.analysis.paths import Link
 from tilelink.analysis.simulate import FUSED, UNFUSED, Prediction
-from tilelink.analysis.simulate.engine import Tell, silent
 from tilelink.analysis.simulate.prediction import rounded
 from tilelink.errors import TileLinkError
 from tilelink.tools.cli.command import Answer, Command, Flag, UsageError, columns, now_and_then, on_all_cores

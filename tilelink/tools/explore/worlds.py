@@ -156,7 +156,7 @@ class Lowered:
     def _lines(self, op: int, name: str) -> tuple[str, ...]:
         """The source lines of the events of one kind on a tensor."""
         events = self.events
-        index = next(k for k, t in enumerate(self.bound.tensors) if t.name == name)
+        index = self.bound.numbers[name]
         sites = np.unique(events.site[(events.op == op) & (events.tensor == index)])
         return tuple(events.sites[s].quoted for s in sites)
 
