@@ -56,13 +56,17 @@ class Site:
         return self.file.startswith(_KERNELS)
 
     @classmethod
+    def at(cls, file: str, line: int) -> Site:
+        """A line of a file, with its text."""
+        return cls(file, line, linecache.getline(file, line).strip())
+
+    @classmethod
     def of_user(cls) -> Site:
         """The place in the user's code, or in our library of kernels, that called TileLink."""
         frame = sys._getframe(1)
         while frame.f_back is not None and _is_ours(frame):
             frame = frame.f_back
-        file, line = frame.f_code.co_filename, frame.f_lineno
-        return cls(file, line, linecache.getline(file, line).strip())
+        return cls.at(frame.f_code.co_filename, frame.f_lineno)
 
 
 _PACKAGE = str(Path(__file__).parent) + os.sep

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,6 +55,6 @@ def of_traceback(traceback: TracebackType | None) -> KernelSite | None:
 
 @cache
 def _site(places: tuple[tuple[str, int], ...]) -> KernelSite:
-    sites = [Site(file, line, linecache.getline(file, line).strip()) for file, line in places]
+    sites = [Site.at(*place) for place in places]
     first = sites[0] if sites else Site("<unknown>", 0)
     return KernelSite(first.file, first.line, first.text, tuple(sites[1:]))

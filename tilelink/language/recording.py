@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextvars
 import inspect
-import linecache
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -178,7 +177,8 @@ def declarations(function: Callable[..., None]) -> Parameters:
 
 def site_of(function: Callable[..., None]) -> Site:
     """The file and line of a program's function."""
-    return Site(inspect.getsourcefile(function) or "", function.__code__.co_firstlineno, f"def {function.__name__}")
+    file = inspect.getsourcefile(function) or "<unknown>"
+    return Site(file, function.__code__.co_firstlineno, f"def {function.__name__}")
 
 
 def record(function: Callable[..., None], absent: frozenset[str], variant: Variant) -> Recording:
@@ -244,8 +244,7 @@ def _located(e: Exception, function: Callable[..., Any]) -> TileLinkError:
     trace, site = e.__traceback__, None
     while trace is not None:
         if trace.tb_frame.f_code is function.__code__:
-            file, line = trace.tb_frame.f_code.co_filename, trace.tb_lineno
-            site = Site(file, line, linecache.getline(file, line).strip())
+            site = Site.at(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
         trace = trace.tb_next
     kind = UndefinedNameError if isinstance(e, NameError) else NotUnderstoodError
     hint = ""

@@ -25,14 +25,6 @@ def _check_linears(layers: Sequence[Any], takes: str) -> None:
             raise ArgumentError(f"{what}; it takes {takes}", Site.of_user())
 
 
-def _dtypes(linear: nn.Linear) -> str:
-    return ", ".join(f"{name} {short(p.dtype)}" for name, p in linear.named_parameters())
-
-
-def _trained(linear: nn.Linear) -> str:
-    return ", ".join(f"{name} requires_grad={p.requires_grad}" for name, p in linear.named_parameters())
-
-
 class _Part(nn.Module):
     """The rank's part of linear layers that share their input, with their rows one layer under the other. `cut`: the
     dimension along which each parameter is cut, or None for a copy on every rank; `parts`: rows of each layer."""
@@ -150,11 +142,14 @@ class ColumnParallelLinear(_Part):
             shown = ", ".join(str(m) for m in several) or "none"
             what = "layers that share their input have one width, and all a bias or none"
             raise ArgumentError(f"{what}; these are {shown}", Site.of_user())
-        for all_have, of in (("one dtype", _dtypes), ("a gradient, or all none", _trained)):
-            if len({of(m) for m in several}) != 1:
-                shown = "; ".join(of(m) for m in several)
+        for all_have, of in (
+            ("one dtype", lambda p: short(p.dtype)),
+            ("a gradient, or all none", lambda p: f"requires_grad={p.requires_grad}"),
+        ):
+            have = [", ".join(f"{name} {of(p)}" for name, p in m.named_parameters()) for m in several]
+            if len(set(have)) != 1:
                 what = f"layers that share their input become one parameter, so all must have {all_have}"
-                raise ArgumentError(f"{what}; these have {shown}", Site.of_user())
+                raise ArgumentError(f"{what}; these have {'; '.join(have)}", Site.of_user())
         return cls._of(several, [m.out_features for m in several], **options)
 
     def forward(self, input: torch.Tensor, lengths: Sequence[int] | None = None) -> Any:

@@ -104,7 +104,7 @@ class GatherWeights(BesideExperts):
         return path.all_gather(self.x, [len(self.x)] * path.members.world)()
 
     def setup(self, ctx: Any, output: torch.Tensor) -> None:
-        ctx.call = {"group_name": self.group_name, "plan": self.plan}
+        ctx.call = self.options
 
     @staticmethod
     def backward(ctx: Any, saved: Any, *grads: Any) -> Mapping[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import linecache
 import os
 import re
 import sys
@@ -60,7 +59,7 @@ def at_user_line(lowered: Lowered, message: str, written: str = "") -> CompileEr
     for number, lines in _IN_FUNCTION.findall(message):
         site = _of_function(lowered, int(number), lines.splitlines()[-1]) or site
     for file, number, said in _IN_FILE.findall(written):
-        here = _of_module(lowered, int(number)) if Path(file).name == own else _in_file(file, number)
+        here = _of_module(lowered, int(number)) if Path(file).name == own else Site.at(file, int(number))
         if site is None and here is not None:
             reason, site = said, here
     where = f"{lowered.program.name} for {lowered.target.name}"
@@ -79,18 +78,11 @@ def _of_function(lowered: Lowered, number: int, text: str) -> Site | None:
 
 def _of_module(lowered: Lowered, number: int) -> Site | None:
     """The user's line for a line of the module: that of the last comment above it."""
-    above = [line.strip().removeprefix("# ") for line in lowered.source.splitlines()[:number] if _is_comment(line)]
+    lines = map(str.strip, lowered.source.splitlines()[:number])
+    above = [line.removeprefix("# ") for line in lines if line.startswith("# ")]
     sites = list(dict.fromkeys(s.site for role in lowered.program.roles for s in walk(role.body)))
     alike = [s for s in sites if above and s.text == above[-1]]
     return alike[min(above.count(above[-1]), len(alike)) - 1] if alike else None
-
-
-def _is_comment(line: str) -> bool:
-    return line.lstrip().startswith("# ")
-
-
-def _in_file(file: str, number: str) -> Site:
-    return Site(file, int(number), linecache.getline(file, int(number)).strip())
 
 
 @contextmanager

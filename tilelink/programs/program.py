@@ -16,7 +16,17 @@ from tilelink.frontend.kept import Kept
 from tilelink.frontend.passes.publish import publish_sources
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import Sizes, check_parts, check_world
-from tilelink.language import Declared, Function, Parameters, Recording, Variant, check_lists, declarations, record
+from tilelink.language import (
+    Declared,
+    Function,
+    Parameters,
+    Recording,
+    Variant,
+    check_lists,
+    declarations,
+    record,
+    site_of,
+)
 from tilelink.programs.fitting import fitted, in_registers
 from tilelink.programs.given import CALL_OPTIONS, Call, at_sizes
 from tilelink.programs.schedule_text import NamedSchedule, check_schedule, nearly, read_schedule
@@ -47,8 +57,8 @@ class Program:
             raise NotUnderstoodError(message, Site.of_user())
         self.function, self.name, self.variant = function, function.__name__, variant
         self.__doc__ = function.__doc__
-        self.file = inspect.getsourcefile(function) or "<unknown>"
-        self.site = Site(self.file, function.__code__.co_firstlineno, f"def {self.name}")
+        self.site = site_of(function)
+        self.file = self.site.file
         for p in (p for p in inspect.signature(function).parameters.values() if p.kind in _UNNAMED):
             raise NotUnderstoodError(
                 f"{self.name} has the parameter {p}: each tensor of a program has a name of its own; a list of tensors "

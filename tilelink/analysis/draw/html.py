@@ -14,6 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from tilelink.analysis.draw.trace_events import rounded
 from tilelink.analysis.paths import Link, critical_path, idle
 from tilelink.analysis.timeline import MEASURED, MICROSECONDS, PREDICTED, Timeline
 
@@ -60,13 +61,13 @@ def _data(timeline: Timeline, about: About) -> dict[str, Any]:
     origin = timeline.start if timeline.unit != MICROSECONDS else min(0.0, timeline.start)
     spans = [
         [
-            row_of[s.rank, s.worker], roles.index(s.role), _short(s.start - origin), _short(s.duration),
+            row_of[s.rank, s.worker], roles.index(s.role), rounded(s.start - origin), rounded(s.duration),
             labels.setdefault(s.label, len(labels)), -1 if s.cause is None else s.cause, int(s.kind == "wait"),
         ]
         for s in timeline.spans
     ]  # fmt: skip
     path = [
-        {**asdict(link), "start": _short(link.start - origin), "stop": _short(link.stop - origin)}
+        {**asdict(link), "start": rounded(link.start - origin), "stop": rounded(link.stop - origin)}
         for link in (critical_path(timeline) if about.path is None else about.path)
     ]
     return {
@@ -74,7 +75,7 @@ def _data(timeline: Timeline, about: About) -> dict[str, Any]:
         "source": timeline.source,
         "unit": timeline.unit,
         "performance": timeline.source in (PREDICTED, MEASURED),
-        "whole": _short(timeline.stop - origin if about.whole is None else about.whole),
+        "whole": rounded(timeline.stop - origin if about.whole is None else about.whole),
         "until": about.until,
         "verdict": about.verdict,
         "roles": roles,
@@ -84,7 +85,7 @@ def _data(timeline: Timeline, about: About) -> dict[str, Any]:
         "labels": list(labels),
         "path": path,
         "idle": dict(idle(timeline) if about.idle is None else about.idle),
-        "busy": {r: _short(sum(timeline.busy(rank, r) for rank in timeline.ranks) / max(1, len(rows))) for r in roles},
+        "busy": {r: rounded(sum(timeline.busy(rank, r) for rank in timeline.ranks) / max(1, len(rows))) for r in roles},
         "bytes": _under_way(timeline, origin),
         "facts": dict(about.facts),
     }
@@ -101,7 +102,3 @@ def _under_way(timeline: Timeline, origin: float) -> dict[str, list[float]]:
             inside = min(stop, (k + 1) * width) - max(start, k * width)
             bins[k] += t.nbytes * max(0.0, inside) / width
     return {rank: [round(b) for b in bins] for rank, bins in found.items()}
-
-
-def _short(number: float) -> float:
-    return round(number, 3)

@@ -51,13 +51,13 @@ def perfetto(timeline: Timeline) -> dict[str, Any]:
         args: Event = {"role": span.role, "label": span.label, "rank": span.rank, "worker": span.worker}
         if span.cause is not None:
             args["ended by"] = str(timeline.spans[span.cause])
-        start = _rounded(span.start)
+        start = rounded(span.start)
         events.append({
             "name": f"wait: {span.label}" if wait else f"{span.role} {span.label}",
             "cat": f"{span.role},wait" if wait else span.role,
             "ph": "X",
             "ts": start,
-            "dur": _rounded(_rounded(span.stop) - start),
+            "dur": rounded(rounded(span.stop) - start),
             **place(span),
             "cname": TRACE_COLOUR_OF_WAITS if wait else colours[span.role],
             "args": args,
@@ -110,8 +110,8 @@ def _flows(timeline: Timeline, place: Callable[[Span], Event]) -> list[Event]:
             continue
         tile, notified = notification
         # Spans are open on the right: a mark has to be a little before the stop to lie inside.
-        sent = max(_rounded(tile.start), _rounded(notified - NANOSECOND))
-        woken = max(_rounded(wait.start), _rounded(wait.stop - NANOSECOND), sent)
+        sent = max(rounded(tile.start), rounded(notified - NANOSECOND))
+        woken = max(rounded(wait.start), rounded(wait.stop - NANOSECOND), sent)
         mark = {"cat": "signal", "ph": "X", "dur": 0}
         arrow = {"name": "notify", "cat": "signal", "id": index + 1}
         start = {"name": "notify", "ts": sent, **mark, **place(tile), "args": {"ends": []}}
@@ -124,5 +124,6 @@ def _flows(timeline: Timeline, place: Callable[[Span], Event]) -> list[Event]:
     return [*marks.values(), *flows]
 
 
-def _rounded(time: float) -> float:
+def rounded(time: float) -> float:
+    """A time as pictures have it."""
     return round(time, 3)

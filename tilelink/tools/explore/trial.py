@@ -15,7 +15,7 @@ from tilelink.analysis.check.findings import Finding
 from tilelink.analysis.check.structure import why_not_structural
 from tilelink.analysis.events import Events
 from tilelink.emulator import Admission, Pct, PolicyWord
-from tilelink.errors import Site, WorldError
+from tilelink.emulator.options import check_resident
 
 FIRST = 0
 """The seed of the schedule in which all take turns and nothing is late. Other results are compared with its results,
@@ -57,11 +57,8 @@ class Residency:
     def asked(cls, most: int | None) -> Residency:
         """At most `most` workers, the last first, since they mostly wait for others; None: all. Raises WorldError for
         fewer than 1."""
-        if most is None:
-            return cls()
-        if most < 1:
-            raise WorldError(f"resident={most}: at least 1 worker of a rank is under way", Site.of_user())
-        return cls(most, "last first")
+        check_resident(most)
+        return cls() if most is None else cls(most, "last first")
 
     def under(self, events: Events, seed: int) -> Residency:
         """The residency of the schedule of a seed. If nothing was asked for and any number will do, about half of the
