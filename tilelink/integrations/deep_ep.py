@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tilelink.errors import ArgumentError, ShapeError, Site, listed
 from tilelink.ops.agreement import raised_everywhere
-from tilelink.ops.checks import DTYPES, check_integers, check_tensors
+from tilelink.ops.checks import DTYPES, check_integers, check_type
 from tilelink.ops.collectives import Members, name_of_group
 from tilelink.ops.mixture_of_experts import moe_combine, moe_dispatch
 from tilelink.ops.moe_routing import Routing, even_placement, expert_places, moe_routing, placed
@@ -164,7 +164,7 @@ class ElasticBuffer:
                 raise ShapeError(
                     f"x has shape {tuple(x.shape)}; it must be a matrix of as many rows as {rows}", Site.of_user()
                 )
-            check_tensors(topk_weights=topk_weights)
+            check_type("topk_weights", topk_weights, "torch.Tensor | None")
             of_rows = {(len(x),)} if handle.do_expand else {(len(x), handle.columns.shape[1])}
             if topk_weights is not None and tuple(topk_weights.shape) not in of_rows:
                 what = f"topk_weights have shape {tuple(topk_weights.shape)}: {of_rows.pop()}, as recv_topk_weights"
@@ -290,7 +290,8 @@ def _check_rows(x: object) -> None:
 
 def _check_choices(topk_idx: torch.Tensor | None, topk_weights: torch.Tensor | None, handle: EPHandle | None) -> None:
     """Raises DtypeError or ShapeError if the experts of tokens and their weights do not fit each other."""
-    check_tensors(topk_idx=topk_idx, topk_weights=topk_weights)
+    for name, given in (("topk_idx", topk_idx), ("topk_weights", topk_weights)):
+        check_type(name, given, "torch.Tensor | None")
     if topk_idx is not None:
         check_integers("topk_idx", topk_idx, "(tokens, top)")
     chosen = topk_idx if handle is None else handle.topk_idx

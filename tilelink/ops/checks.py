@@ -111,14 +111,6 @@ def check_weights(
             raise ShapeError(f"{of_bias} has shape {tuple(bias.shape)}; {must}")
 
 
-def check_tensors(**given: Any) -> None:
-    """Checks that each value is a tensor of the rank, None, or a list of these. Raises ArgumentError."""
-    for name, value in given.items():
-        for t in value if isinstance(value, list | tuple) else [value]:
-            if t is not None:
-                check_part(name, t)
-
-
 def check_tensor(name: str, value: Any) -> None:
     """Checks that a value is a tensor. Raises ArgumentError."""
     if not isinstance(value, torch.Tensor):

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from tilelink.errors import ArgumentError, ShapeError, Site, public
 from tilelink.ops.agreement import raised_everywhere
-from tilelink.ops.checks import check_devices, check_integers, check_sizes, check_tensors
+from tilelink.ops.checks import check_devices, check_integers, check_part, check_sizes
 from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.of_all_ranks import route, route_once
 from tilelink.plans.layer_plans import is_once
@@ -174,7 +174,7 @@ def _check(
     world: int,
 ) -> None:  # fmt: skip
     check_numbers(experts=experts, slices=slices, tokens=tokens, capacity=capacity)
-    check_tensors(topk_idx=topk_idx)
+    check_part("topk_idx", topk_idx)
     if places is not None and not isinstance(places, torch.Tensor):
         made = "ops.expert_places makes one of a list of the expert at each place"
         what = f"places is a {type(places).__name__}; it must be a table (experts, copies): {made}"

@@ -236,18 +236,13 @@ class _Sizes:
         """The lengths of the parts of a dimension."""
         needed = f"{self.world} lengths are needed, one a rank"
         try:
-            lengths = _plain(given)
+            lengths = given.plain if isinstance(given, Integers) else tuple(given)
         except TypeError:
             raise ShapeError(f"parts of {dim} are {given!r}: {needed}", self.site) from None
         integers = all(isinstance(n, SupportsIndex) and not isinstance(n, bool) for n in lengths)
         if not integers or len(lengths) != self.world or any(operator.index(n) < 0 for n in lengths):
             raise ShapeError(f"parts of {dim} are {lengths}: {needed}", self.site)
         return tuple(map(operator.index, lengths))
-
-
-def _plain(given: Any) -> tuple[Any, ...]:
-    """The lengths given for a dimension, as a tuple. Raises TypeError if they can't be one."""
-    return given.plain if isinstance(given, Integers) else tuple(given)
 
 
 def check_overlap(

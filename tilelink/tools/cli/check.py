@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import time
 
 from tilelink.analysis.machine import machine
 from tilelink.analysis.unroll import BUDGET, DEFAULT_SMS
-from tilelink.tools.cli.command import Answer, Command, Flag, UsageError, now_and_then
+from tilelink.tools.cli.command import Answer, Command, Flag, UsageError, progress
 from tilelink.tools.cli.program import Question, machine_flag, nodes_flag, program_flags
 
 
@@ -16,10 +15,10 @@ def run(args: argparse.Namespace) -> Answer:
     for name, least in (("reserve", 0), ("slot", 0), ("budget", 1)):
         if (given := getattr(args, name)) is not None and given < least:
             raise UsageError(f"--{name} {given}: it is {least} or more")
-    asked, sms, began = Question.of(args), _sms(args), time.monotonic()
+    asked, sms = Question.of(args), _sms(args)
     report = asked.program.check(
         asked.schedule, sms=sms, reserve=args.reserve, slot_bytes=args.slot, budget=args.budget,
-        tell=now_and_then(lambda what: f"{time.monotonic() - began:.0f} s: {what}"), **asked.options,
+        tell=progress(), **asked.options,
     )  # fmt: skip
     why = f"# the proof is unrolled, because {report.because}\n" if report.because and not report.findings else ""
     note = f"{asked.line()}{why}# {report.seconds:.2f} s, {report.peak_rss_bytes / 1e6:.0f} MB\n"

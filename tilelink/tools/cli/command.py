@@ -67,6 +67,12 @@ def now_and_then(said: Callable[[R], str]) -> Callable[[R], None]:
     return tell
 
 
+def progress() -> Callable[[str], None]:
+    """`now_and_then`, with the seconds since this call."""
+    began = time.monotonic()
+    return now_and_then(lambda what: f"{time.monotonic() - began:.0f} s: {what}")
+
+
 def columns(heads: Sequence[str], lines: Sequence[Sequence[str]], left: Container[int] = ()) -> list[str]:
     """The lines of a table under their heads. Columns in `left` are flush left, the others flush right."""
     widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]

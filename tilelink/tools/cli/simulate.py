@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
@@ -18,7 +17,7 @@ from tilelink.analysis.paths import Link
 from tilelink.analysis.simulate import FUSED, UNFUSED, Prediction
 from tilelink.analysis.simulate.prediction import rounded
 from tilelink.errors import TileLinkError
-from tilelink.tools.cli.command import Answer, Command, Flag, UsageError, columns, now_and_then, on_all_cores
+from tilelink.tools.cli.command import Answer, Command, Flag, UsageError, columns, on_all_cores, progress
 from tilelink.tools.cli.program import Question, machine_flag, program_flags, read_shape
 
 ENDINGS = (".json", ".html")
@@ -42,8 +41,7 @@ def run(args: argparse.Namespace) -> Answer:
     rows = _swept(args) if args.sweep else []
     if rows:
         args = _at(args, rows[0]["point"])
-    began = time.monotonic()
-    asked, prediction = predict(args, now_and_then(lambda what: f"{time.monotonic() - began:.0f} s: {what}"))
+    asked, prediction = predict(args, progress())
     text, keys = _text(prediction), {"machine": args.machine, **asked.keys, **prediction.summary()}
     if args.trace is not None:
         write_timeline(prediction, args.trace, asked.keys["schedule"], args.until)
