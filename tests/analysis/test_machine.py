@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tilelink.analysis.machine import MESH, Machine, describe, machine, names
+from tilelink.analysis.machine import MESH, Machine, machine, names
 from tilelink.errors import MachineError, UnknownMachineError
 
 WANTED = {
@@ -17,6 +17,13 @@ WANTED = {
 def changed(path: str, table: str) -> str:
     """A description: an H100 with one number replaced."""
     return f'extends = "h100"\n{path} = {table}\n'
+
+
+def described(folder: Path, text: str) -> Machine:
+    """The machine that a text describes."""
+    file = folder / "mine.toml"
+    file.write_text(text)
+    return machine(str(file))
 
 
 def test_the_machines_are_there() -> None:
@@ -72,17 +79,17 @@ def test_a_machine_changes_by_path() -> None:
         ("", "agents.load_store is missing"),
     ],
 )
-def test_a_wrong_description_is_named(text: str, said: str) -> None:
-    with pytest.raises(MachineError, match="mine: ") as e:
-        describe("mine", text)
+def test_a_wrong_description_is_named(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(MachineError, match=r"mine(\.toml)?: ") as e:
+        described(tmp_path, text)
     assert said in str(e.value)
 
 
-def test_a_missing_number_is_named() -> None:
+def test_a_missing_number_is_named(tmp_path: Path) -> None:
     source = 'value = 1, source = "x"'
     agent = "".join(f"agents.load_store.{n} = {{ {source} }}\n" for n in ("setup_us", "push", "pull", "saturation"))
-    with pytest.raises(MachineError, match="mine: ranks is missing"):
-        describe("mine", agent)
+    with pytest.raises(MachineError, match=r"mine.toml: ranks is missing"):
+        described(tmp_path, agent)
 
 
 def test_unknown_machines_agents_and_dtypes_are_named(tmp_path: Path) -> None:
@@ -97,7 +104,5 @@ def test_unknown_machines_agents_and_dtypes_are_named(tmp_path: Path) -> None:
 
 
 def test_a_description_of_ones_own_is_read_from_its_path(tmp_path: Path) -> None:
-    file = tmp_path / "mine.toml"
-    file.write_text(changed("sms", '{ value = 4, source = "counted" }'))
-    found = machine(str(file))
-    assert isinstance(found, Machine) and (found.name, found.sms) == (str(file), 4)
+    found = described(tmp_path, changed("sms", '{ value = 4, source = "counted" }'))
+    assert isinstance(found, Machine) and (found.name, found.sms) == (str(tmp_path / "mine.toml"), 4)

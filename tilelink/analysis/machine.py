@@ -143,17 +143,6 @@ def machine_of_device(device: str) -> str | None:
     return next(having, None)
 
 
-@kept()
-def machine(name: str) -> Machine:
-    """The machine with this name, or of the description at this path. Raises UnknownMachineError, MachineError."""
-    return _machine(name, _read(name))
-
-
-def describe(name: str, text: str) -> Machine:
-    """The machine that a text describes. Raises MachineError, which names what is missing or wrong."""
-    return _machine(name, _parsed(name, text))
-
-
 def _folder() -> Any:
     return resources.files("tilelink.analysis") / "machines"
 
@@ -188,7 +177,11 @@ def _parsed(name: str, text: str) -> dict[str, Any]:
     return whole
 
 
-def _machine(name: str, entries: dict[str, Any]) -> Machine:
+@kept()
+def machine(name: str) -> Machine:
+    """The machine with this name, or of the description at this path. Raises UnknownMachineError; and MachineError,
+    which names what is missing or wrong."""
+    entries = _read(name)
     numbers = {path: entry for path, entry in entries.items() if path not in WORDS}
     sources = {path: source for path, (_, source) in numbers.items()}
     values = {path: value for path, (value, _) in numbers.items()}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.programs import ring_maximum
-from tilelink.analysis.machine import describe, machine, names
+from tilelink.analysis.machine import machine, names
 from tilelink.analysis.simulate import FUSED
 from tilelink.runtime.measure import Measured, description
 from tilelink.tools.cli import command, main
@@ -176,7 +176,8 @@ def test_measuring_without_a_gpu_is_refused(capsys: pytest.CaptureFixture[str]) 
     assert code == 2 and answer["error"]["class"] == "DeviceError" and "needs a GPU" in answer["error"]["message"]
 
 
-def test_what_was_measured_is_a_description() -> None:
-    text = description(Measured("GPU X", {"sms": (7.0, "counted"), "# tile_rate": (5.0, "timed")}), "h100")
-    found = describe("mine", text)
+def test_what_was_measured_is_a_description(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(description(Measured("GPU X", {"sms": (7.0, "counted"), "# tile_rate": (5.0, "timed")}), "h100"))
+    found = machine(str(file))
     assert found.sms == 7 and found.sources["sms"] == "measured on GPU X: counted" and found.title == "GPU X, measured"
