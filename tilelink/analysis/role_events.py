@@ -347,6 +347,5 @@ def _unnamed_axis(role: ir.Role) -> str | None:
     """The first rank axis of a role's tiles that none of its views names; None if there is none."""
     if any(r.segment for r in role.walk.ranges):
         return None
-    views = (v for s in ir.walk(role.body) for v in s.touched)
-    named = {RANK, *(home for _, home in role.walk.homes)}.union(*(v.symbols for v in views))
+    named = {RANK, *(home for _, home in role.walk.homes)}.union(*(v.symbols for v in role.touched))
     return next((shown(name) for name, _ in role.walk.axes if symbol(name) not in named), None)

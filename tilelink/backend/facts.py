@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from tilelink.frontend.ir import ALL_RANKS, RANKS_DIM, Copy, Range, Role, Tensor, TileProgram, walk
+from tilelink.frontend.ir import ALL_RANKS, RANKS_DIM, Copy, Range, Role, Tensor, TileProgram, every
 from tilelink.frontend.kept import hashed_once, kept
 from tilelink.frontend.sizes import Sizes, extents
 from tilelink.frontend.values import ITEM_SIZE
@@ -127,7 +127,7 @@ def _blocks(program: TileProgram) -> frozenset[tuple[str, int]]:
 def _in_vectors(program: TileProgram) -> set[tuple[str, int]]:
     """(dimension, elements) of the rows that roles multicast, or load as a sum over all ranks."""
     roles = [r for r in program.in_kernel if r.resource.via == "multicast"]
-    views = [v for r in roles for s in walk(r.body) for v in s.touched if v.home == ALL_RANKS]
+    views = [v for r in roles for v in r.touched if v.home == ALL_RANKS]
     found = {program.tensor(v.tensor) for v in views}
     return {(t.dims[-1], n) for t in found if (n := vector_of(t)) is not None and t.dims[-1] != RANKS_DIM}
 
@@ -148,9 +148,9 @@ def _described(tensor: Tensor, program: TileProgram, sizes: Sizes, lying: Lying 
 def _copied_in_chunks(program: TileProgram) -> set[tuple[str, int]]:
     """(dimension, elements) of each chunk that is published, or is copied without a tile size."""
     published = {(d, COPY_CHUNK) for name in program.published for d in program.tensor(name).dims}
-    copies = [s for role in program.in_kernel for s in walk(role.body) if isinstance(s, Copy)]
+    copies = [s for role in program.in_kernel for s in every(Copy, role.body)]
     whole = {(r.dim, n) for s in copies for r, n in copied_chunks(s.source.ranges)}
-    by_line = [s.target for role in program.in_kernel if by_tma(role) for s in walk(role.body) if isinstance(s, Copy)]
+    by_line = [s.target for role in program.in_kernel if by_tma(role) for s in every(Copy, role.body)]
     lines = {
         (v.ranges[1].dim, bulk_chunk(program.tensor(v.tensor), *v.ranges)) for v in by_line if len(v.ranges) == 2
     }  # fmt: skip

@@ -34,7 +34,6 @@ from tilelink.frontend.ir import (
     View,
     Write,
     every,
-    walk,
 )
 from tilelink.frontend.values import ITEM_SIZE
 
@@ -48,7 +47,7 @@ _NODE, _PLACE = own("node"), own("place")
 
 def stage_bytes(program: TileProgram) -> int:
     """Bytes on the heap that a worker has for a block that it sends from registers to another node."""
-    stores = [s for role in program.roles for s in walk(role.body) if isinstance(s, Store) and s.target.remote]
+    stores = [s for role in program.roles for s in every(Store, role.body) if s.target.remote]
     sizes = [prod(_extents(s.target.ranges)) * ITEM_SIZE[program.tensor(s.target.tensor).dtype] for s in stores]
     return -(-max(sizes, default=0) // STAGE_ALIGNMENT) * STAGE_ALIGNMENT
 

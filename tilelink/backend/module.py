@@ -278,7 +278,7 @@ class Module:
         self.begin(write, RUN)
         write.do(call("credit", CONTROL, _READ[BEFORE], WORLD))
         write.do(ENTERS)
-        copies = (s for r in program.on_engine for s in ir.walk(r.body) if isinstance(s, ir.Copy))
+        copies = (s for r in program.on_engine for s in ir.every(ir.Copy, r.body))
         if {s.source.tensor for s in copies if s.source.remote} & set(program.published):
             other = Addresses(self.names).local(OTHER.name)
             with write.loop(other, WORLD):

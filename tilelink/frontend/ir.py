@@ -15,7 +15,7 @@ import sympy
 
 from tilelink.errors import Site
 from tilelink.frontend.body import *  # noqa: F403  # statements and views have their names here, too
-from tilelink.frontend.body import Body, Notify, Place, Wait, every, multiplies, places
+from tilelink.frontend.body import Body, Notify, Place, Wait, every, multiplies, places, walk
 from tilelink.frontend.expressions import WORLD, Boolean, Expr, symbol
 from tilelink.frontend.kept import hashed_once
 from tilelink.frontend.schedule import CopyEngine, SMs
@@ -94,6 +94,11 @@ class Role:
     def awaited(self) -> tuple[View, ...]:
         """The views that its tiles wait for."""
         return tuple(v for s in every(Wait, self.body) for v in s.views)
+
+    @cached_property
+    def touched(self) -> tuple[View, ...]:
+        """All views that its tiles name."""
+        return tuple(v for s in walk(self.body) for v in s.touched)
 
     @property
     def multiplies(self) -> bool:

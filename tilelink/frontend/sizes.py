@@ -15,7 +15,7 @@ from tilelink.errors import DimensionError, RankError, ScheduleError, Site, Tile
 from tilelink.frontend.arithmetic import evaluate
 from tilelink.frontend.expressions import PER_NODE, WORLD, of_dim, parts_of
 from tilelink.frontend.integers import MAX_COUNT, check_integers
-from tilelink.frontend.ir import RANKS_DIM, For, Role, Tensor, TileProgram, walk
+from tilelink.frontend.ir import RANKS_DIM, For, Role, Tensor, TileProgram, every, walk
 from tilelink.frontend.kept import hashed_once, kept
 from tilelink.frontend.routes import Integers, Routing
 from tilelink.frontend.running import tables, with_tables
@@ -254,15 +254,14 @@ def check_rank(rank: int, world: int) -> None:
 def extents(role: Role) -> frozenset[tuple[str, int]]:
     """(dimension, block size) of all blocks in the ranges of a role."""
     found = {(r.dim, r.extent) for r in role.walk.ranges if r.extent is not None}
-    for s in walk(role.body):
-        for view in s.touched:
-            found |= {(r.dim, r.extent) for r in view.ranges if r.extent is not None and r.by is None}
+    for view in role.touched:
+        found |= {(r.dim, r.extent) for r in view.ranges if r.extent is not None and r.by is None}
     return frozenset(found)
 
 
 @kept()
 def stepped(role: Role) -> frozenset[str]:
     """Dimensions along which the loops of a role take steps."""
-    loops = {s.name for s in walk(role.body) if isinstance(s, For)}
-    ranges = (r for s in walk(role.body) for v in s.touched for r in v.ranges)
+    loops = {loop.name for loop in every(For, role.body)}
+    ranges = (r for v in role.touched for r in v.ranges)
     return frozenset(r.dim for r in ranges if str(r.start) in loops)

@@ -26,7 +26,7 @@ from tilelink.backend.publishing import publishing_roles
 from tilelink.backend.targets import Target
 from tilelink.errors import ArgumentError, Site, StrideError, UnsafeProgramError
 from tilelink.frontend.expressions import RANK
-from tilelink.frontend.ir import For, Range, Role, TileProgram, View, Write, walk
+from tilelink.frontend.ir import For, Range, Role, TileProgram, View, Write, every, walk
 from tilelink.frontend.kept import kept
 from tilelink.frontend.passes.publish import publish_sources
 from tilelink.frontend.routes import Routing
@@ -122,8 +122,7 @@ def engines_are_structural(program: TileProgram) -> bool:
     structure must show that a run is safe: a tile copies from or to its own rank, and a cell of signals is one tile."""
 
     def one_peer(role: Role) -> bool:
-        views = {v for s in walk(role.body) for v in s.touched}
-        return len({v.home for v in views} - {RANK}) <= 1 and not any(isinstance(s, For) for s in walk(role.body))
+        return len({v.home for v in role.touched} - {RANK}) <= 1 and not any(every(For, role.body))
 
     names = {role.name for role in program.on_engine}
     given = ((n, signals) for signals in program.signals for n in signals.notifiers if n.role in names)

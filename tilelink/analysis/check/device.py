@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tilelink.analysis.check.findings import Finding
 from tilelink.analysis.placement import placed
-from tilelink.frontend.ir import TileProgram, Wait, walk
+from tilelink.frontend.ir import TileProgram, Wait, every
 from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.workload import Allotment, kernel_workers
 
@@ -15,7 +15,7 @@ def residency(program: TileProgram, allotment: Mapping[str, Allotment], sms: int
     """A finding if workers wait and not all of them are resident: resident workers may then wait for others that never
     start. One worker takes one SM; `reserve` SMs are kept for other kernels."""
     workers, resident = kernel_workers(program, allotment), sms - reserve
-    waits = [(r, s) for r in program.in_kernel if allotment[r.name].tiles for s in walk(r.body) if isinstance(s, Wait)]
+    waits = [(r, s) for r in program.in_kernel if allotment[r.name].tiles for s in every(Wait, r.body)]
     if workers <= resident or not waits:
         return []
     places = [allotment[role.name] for role, _ in waits]

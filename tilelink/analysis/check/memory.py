@@ -13,7 +13,7 @@ from tilelink.analysis.check.synchronisation import Before, Synchronisation
 from tilelink.analysis.events import NOTIFY, WRITE, Events
 from tilelink.analysis.lanes import Tell
 from tilelink.errors import ArgumentError
-from tilelink.frontend.ir import If, Place, Role, TileProgram, Write, places, walk
+from tilelink.frontend.ir import If, Place, Role, TileProgram, Write, places
 from tilelink.frontend.kept import kept
 
 
@@ -46,7 +46,7 @@ def wrong_accesses(sync: Synchronisation, done: np.ndarray, tell: Tell) -> tuple
 
 def without_result(program: TileProgram) -> list[Finding]:
     """A finding if no tile touches some tensor of the call, or if the program's tiles store to none of them."""
-    touched = {view.tensor for role in program.roles for s in walk(role.body) for view in s.touched}
+    touched = {view.tensor for role in program.roles for view in role.touched}
     given = {t.name: t.kind for t in program.tensors if t.kind in ("input", "output")}
     measures = {d for r in program.routes for d in (r.sent, r.per_rank, r.everywhere)}  # a tensor may only give sizes
     unused = [n for n in given if n not in touched and not measures & set(program.tensor(n).dims)]

@@ -140,15 +140,12 @@ def _check(producer: ir.Role, folded: ir.Role, others: Sequence[ir.Role]) -> Non
         if stores[0].where is not None:
             fail(stores[0], f"{producer.name} stores some rows of {v} only; the block in registers has all of them")
         for role in (producer, *others):
-            if again := next((s for s in _writes(role, v.tensor) if s is not stores[0]), None):
+            writes = (s for s in ir.every(ir.Write, role.body) if s.target.tensor == v.tensor)
+            if again := next((s for s in writes if s is not stores[0]), None):
                 fail(again, f"{role.name} writes {v.tensor} here, too; the block in registers does not change with it")
     for copy in ir.every(ir.Copy, folded.body):
         if copy.source.guard is not None and replace(copy.source, guard=None) not in folded.awaited:
             fail(copy, f"it copies {copy.source}, a part of what it waits for; the whole block is in registers")
-
-
-def _writes(role: ir.Role, tensor: str) -> list[ir.Store | ir.Copy]:
-    return [s for s in ir.walk(role.body) if isinstance(s, ir.Store | ir.Copy) and s.target.tensor == tensor]
 
 
 def _from_registers(body: ir.Body) -> ir.Body:
@@ -168,7 +165,7 @@ def _from_registers(body: ir.Body) -> ir.Body:
 def drop_unread(program: ir.TileProgram, _: Binding) -> ir.TileProgram:
     """The program without buffers that only folded roles read (and their stores and notifications), and without buffers
     that no role touches, whose dimensions only say how tiles are spread."""
-    touched = {v.tensor for r in program.roles for s in ir.walk(r.body) for v in s.touched}
+    touched = {v.tensor for r in program.roles for v in r.touched}
     folded = [r for r in program.roles if r.folded]
     awaited = {v.tensor for r in program.roles for v in r.awaited}
     kept = {s.target.tensor for r in folded for s in ir.every(ir.Store, r.body) if s.value == _kept(s.target)}

@@ -54,7 +54,7 @@ def _multicast(role: ir.Role, space: Space, program: ir.TileProgram) -> ir.Role:
             found, _ = make_walk(role.name, rest, role.resource, cut, role.site)
             return replace(role, walk=found, body=body)
         why.append(differs)
-    if not any(v.home == ir.ALL_RANKS for s in ir.walk(role.body) for v in s.touched):
+    if not any(v.home == ir.ALL_RANKS for v in role.touched):
         needed = (
             "it writes nothing to all ranks alike, and reads no sum over them. It needs a rank axis that only names "
             "where copies, stores and notifications go, as reader does in tk.copy(x[t], full[t].at(t.reader)) with "

@@ -24,7 +24,7 @@ def check_resources(program: TileProgram, _: Binding) -> TileProgram:
     for together in members(program.roles):
         turns(together)
     for role in program.on_engine:
-        touched = {v.tensor for s in walk(role.body) for v in s.touched}
+        touched = {v.tensor for v in role.touched}
         if {d for name in touched for d in program.tensor(name).dims} & {*program.routed}:
             _fail(role, role.site, "the host enqueues its copies, and only the device knows how many rows go where. "
                   "Give it SMs")
