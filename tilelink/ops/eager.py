@@ -26,13 +26,9 @@ _is_mapped = _functorch.is_legacy_batchedtensor  # by `is_grads_batched` of `tor
 def only_called(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether the dispatcher would only call the operator, with or without a gradient: nothing traces, transforms or
     profiles calls, no mode is active, and all tensors are plain ones with memory."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() or torch._C._autograd._profiler_enabled():
+    if torch.compiler.is_compiling() or is_watched(tensors):
         return False
-    if forward_ad._current_level >= 0:
-        return False
-    if has_torch_function(tensors) or torch._C._len_torch_dispatch_stack():
-        return False
-    if _functorch.peek_interpreter_stack():
+    if torch._C._len_torch_dispatch_stack() or _functorch.peek_interpreter_stack():
         return False
     for t in tensors:
         if type(t) not in PLAIN or not (t.is_cuda or t.is_cpu):
@@ -40,6 +36,16 @@ def only_called(tensors: Sequence[torch.Tensor]) -> bool:
         if t.is_neg() or t._is_zerotensor() or t.is_nested or _is_mapped(t):  # their memory has other values, or none
             return False
     return True
+
+
+def is_watched(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether something traces, differentiates or profiles calls in a way that the tensors do not show."""
+    return bool(
+        torch._C._get_tracing_state()
+        or torch._C._autograd._profiler_enabled()
+        or forward_ad._current_level >= 0
+        or has_torch_function(tensors)
+    )
 
 
 def has_gradient(tensors: Sequence[torch.Tensor]) -> bool:

@@ -2,48 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tilelink.errors import ArgumentError
-from tilelink.ops.agreement import agree_again, agree_on_devices, raise_everywhere
+from tilelink.ops.agreement import agree_on_devices, raise_everywhere
 from tilelink.ops.checks import cast_for, check_type, in_autocast, no_autocast
 from tilelink.ops.collectives import name_of_group
 from tilelink.ops.eager import has_gradient, only_called
-from tilelink.ops.known import key, known_calls
-from tilelink.ops.operator import Operator, tensors_among
-from tilelink.ops.programs import preparing
+from tilelink.ops.known import SEVERAL, key, known_calls
+from tilelink.ops.operator import Call, Operator, tensors_among
+from tilelink.ops.shortcuts import Shortcuts
 
 
 class LinearOperator(Operator):
     """An operator of x, of one weight and bias, or several, and of options."""
 
+    def __init__(self, call: type[Call]) -> None:
+        super().__init__(call)
+        self.of_users = Shortcuts()
+
     def for_user(self, group: Any, x: Any, weights: Any, biases: Any, **options: Any) -> Any:
         """Calls the operator: checks the types of arguments, finds the group, checks devices, casts to the dtype of
         `torch.autocast`. A call like an earlier one is not checked again if that can be repeated."""
-        tensors = tensors_among((x, weights, biases))
+        if torch.compiler.is_compiling():
+            return self._checked_call(group, x, weights, biases, options)[0]
         members: Any = dist.group.WORLD if group is None else group
-        if not isinstance(members, dist.ProcessGroup) or not _are_simple(tensors, options.values()):
-            return self._checked_call(group, x, weights, biases, options)[0]
         given = x, weights, biases, *options.values()
-        calls, kind = known_calls(members), key(f"{self.call.name}, for users", (*given, *map(type, given)))
-        try:
-            known = calls.get(kind)
-        except TypeError:  # checks refuse what can't be hashed
-            return self._checked_call(group, x, weights, biases, options)[0]
-        if known is not None and known.repeat is not None:
-            agree_again(members.group_name, x, known.told)
-            results = known.repeat(tensors)
-            if results is not None:
-                return results
-        results, values = self._checked_call(group, x, weights, biases, options)
-        known = calls.get(key(self.call.name, values))
-        if known is not None and list(map(id, self.tensors_of(values))) == list(map(id, tensors)):
-            calls.put(kind, known)
+        results = self.of_users.results(members, given)
+        if results is None:
+            results, values = self._checked_call(group, x, weights, biases, options)
+            if isinstance(members, dist.ProcessGroup) and all(map(_is_simple, options.values())):
+                self._remember(members, given, values)
         return results
+
+    def _remember(self, members: dist.ProcessGroup, given: Sequence[Any], values: Sequence[Any]) -> None:
+        """Keeps a call as a shortcut if the operator got the user's own tensors, and had nothing else to do."""
+        tensors = self.tensors_of(values)
+        own = list(map(id, tensors)) == list(map(id, tensors_among(given[:3])))
+        if own and only_called(tensors) and not has_gradient(tensors) and not in_autocast(tensors[0]):
+            self.of_users.add(members, given, known_calls(members).get(key(self.call.name, values)))
 
     def _checked_call(
         self, group: Any, x: Any, weights: Any, biases: Any, options: dict[str, Any]
@@ -81,12 +82,8 @@ class LinearOperator(Operator):
 
 
 SIMPLE = (type(None), bool, int, str)
-"""The types of options by which calls are looked up. Lengths may have many types: calls with lengths are looked up only
-after these were converted."""
+"""The types of options by which calls are looked up: equal ones mean the same, and none changes."""
 
 
-def _are_simple(tensors: Sequence[torch.Tensor], options: Iterable[Any]) -> bool:
-    """Whether a call with these tensors and options has no gradient, and torch does nothing but call the operator."""
-    if not tensors or not only_called(tensors) or preparing() or not all(type(option) in SIMPLE for option in options):
-        return False
-    return not has_gradient(tensors) and not in_autocast(tensors[0])
+def _is_simple(option: Any) -> bool:
+    return type(option) in SIMPLE or (type(option) in SEVERAL and all(type(v) is int for v in option))

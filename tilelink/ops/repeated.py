@@ -3,9 +3,9 @@ of a kind is watched; calls like it then go from the tensors to the launch, with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from tilelink.programs.given import Call
 from tilelink.runtime.arguments import reach
-from tilelink.runtime.group import Again, Group
+from tilelink.runtime.group import Group
 
 
 class View(NamedTuple):
@@ -31,24 +31,32 @@ class View(NamedTuple):
 @dataclass(frozen=True)
 class Repeat:
     """A call of an operator, to be repeated with other tensors. Its tensors have numbers: first those of the operator,
-    then those that it allocates (`made`, shapes and dtypes), then `views` of these. `given`: the tensors of the
-    program, by name; `results`: the results, in tuples and lists."""
+    then those that it allocates (`made`: shapes and dtypes, or a tensor for all calls, which has no elements), then
+    `views` of these. `given`: the tensors of the program, by name; `results`: the results, in tuples and lists."""
 
     allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
-    again: Again
-    made: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    again: Callable[[Mapping[str, torch.Tensor]], bool]
+    made: tuple[tuple[tuple[int, ...], torch.dtype] | torch.Tensor, ...]
     views: tuple[View, ...]
     given: tuple[tuple[str, int], ...]
     results: Any
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
         """Returns the results for these tensors of the operator, none of them a view; None if nothing was done."""
-        every = [*tensors, *[self.allocate(*like) for like in self.made]]
-        whole = len(every)
+        every = list(tensors)
+        every += [like if isinstance(like, torch.Tensor) else self.allocate(*like) for like in self.made]
         every += [view.of(every[view.number]) for view in self.views]
         if not self.again({name: every[number] for name, number in self.given}):
             return None
+        whole = len(tensors) + len(self.made)
         return each(lambda number: every[number] if number < whole else every[number].data, self.results)
+
+
+    def sharing_empty(self) -> Repeat:
+        """The same for callers to whom no result without elements is shown: such a tensor is made once."""
+        tensors = [None if isinstance(like, torch.Tensor) else self.allocate(*like) for like in self.made]
+        made = (like if t is None or t.numel() else t for like, t in zip(self.made, tensors, strict=True))
+        return replace(self, made=tuple(made))
 
 
 class Watch(TorchDispatchMode):
@@ -80,7 +88,11 @@ class Watch(TorchDispatchMode):
         if self.computed or len(self.calls) != 1:
             return None
         ((group, call),) = self.calls
+        again = group.repeated(call)
+        if again is None or not all(t.is_contiguous() for t in self.made):
+            return None
         every, views = [*self.tensors, *self.made], list[View]()
+        made = [(t.shape, t.dtype) for t in self.made]
 
         def number(tensor: torch.Tensor) -> int:
             """The number of a tensor, or of a new view. Raises LookupError if it is given several times."""
@@ -90,15 +102,28 @@ class Watch(TorchDispatchMode):
             views.extend([] if at else [_view(tensor, every)])
             return at[0] if at else len(every) + len(views) - 1
 
+        def place(tensor: torch.Tensor) -> int:
+            """The number of a tensor that begins where this one does, if that is all that counts."""
+            found = number(tensor)
+            if not again.by_address or found < len(every) or views[-1].begin:
+                return found
+            return views.pop().number
+
+        def result(tensor: torch.Tensor) -> int:
+            """The number of a result. If it is all of a tensor that the operator allocated, that gets its shape."""
+            found = number(tensor)
+            at = views[-1].number - len(self.tensors) if found >= len(every) and again.by_address else -1
+            if at < 0 or not _is_all(tensor, self.made[at]) or made[at][0] != self.made[at].shape:
+                return found
+            made[at] = tensor.shape, tensor.dtype
+            return views.pop().number
+
         try:
-            given = tuple((n, number(t)) for n, t in call.by_name().items() if t is not None)
-            found = each(number, results)
+            given = tuple((n, place(t)) for n, t in call.by_name().items() if t is not None)
+            found = each(result, results)
         except LookupError:
             return None
-        again = group.repeated(call)
-        if again is None or not all(t.is_contiguous() for t in self.made):
-            return None
-        return Repeat(group.allocate, again, tuple((t.shape, t.dtype) for t in self.made), tuple(views), given, found)
+        return Repeat(again.allocate, again.make, tuple(made), tuple(views), given, found)
 
 
 def computing() -> None:
@@ -137,6 +162,11 @@ def _view(tensor: torch.Tensor, every: Sequence[torch.Tensor]) -> View:
         raise LookupError
     begin = tensor.storage_offset() - every[found[0]].storage_offset()
     return View(found[0], tensor.shape, tensor.stride(), int(begin))
+
+
+def _is_all(tensor: torch.Tensor, made: torch.Tensor) -> bool:
+    """Whether a view of a tensor is all of it, in another shape."""
+    return tensor.is_contiguous() and tensor.numel() == made.numel()
 
 
 def _is_within(tensor: torch.Tensor, other: torch.Tensor) -> bool:

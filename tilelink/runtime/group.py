@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -19,11 +19,18 @@ from tilelink.runtime.launch import Record, Run
 from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.timestamps import TimedRun
 
-Again = Callable[[Mapping[str, torch.Tensor]], bool]
-"""Makes a call again, with other tensors, by name, which lie as before; False if nothing was done, since the call has
-to be made in full."""
 KEPT_RUNS = 64
 """The number of latest runs that a report can name."""
+
+
+class Again(NamedTuple):
+    """How to make a call again. `make`: with other tensors, by name, which lie as before; False if nothing was done,
+    since the call has to be made in full. `by_address`: only where the tensors begin counts. `allocate`: memory for a
+    result, of a shape and a dtype."""
+
+    make: Callable[[Mapping[str, torch.Tensor]], bool]
+    by_address: bool
+    allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 class Group(ABC):

@@ -18,7 +18,7 @@ from tilelink.programs.given import Arrangement, Call, Place, arranged
 from tilelink.programs.program import Program
 from tilelink.runtime.arguments import check_overlap, reach
 from tilelink.runtime.cuda.lane import CudaLane
-from tilelink.runtime.cuda.script import Script, Streams
+from tilelink.runtime.cuda.script import KernelStep, Script, Streams
 from tilelink.runtime.group import Again, Group
 from tilelink.runtime.lane import Report
 from tilelink.runtime.launch import Record
@@ -82,7 +82,8 @@ class CudaGroup(Group):
         known = self._known.get(_key(call))
         if known is None or call.slot is not None or call.timed or any(s.outputs for s in known.scripts.values()):
             return None
-        return partial(self._again, known)
+        only_kernels = all(isinstance(step, KernelStep) for s in known.scripts.values() for step in s.steps)
+        return Again(partial(self._again, known), only_kernels, self.lane.device.empty)
 
     def _again(self, known: _Known, tensors: Mapping[str, torch.Tensor]) -> bool:
         if self._flag[0]:
@@ -154,9 +155,9 @@ class CudaGroup(Group):
         captured, nothing is launched; `replay` then does the same for its stream."""
         device = self.lane.device
         stream = device.current()
-        if device.capturing():
+        if stream == self._stream or device.capturing():
             return stream
-        if self._stream is not None and stream != self._stream:
+        if self._stream is not None:
             device.follow(stream, self._stream)
         self._stream = stream
         return stream
