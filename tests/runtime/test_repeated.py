@@ -171,6 +171,44 @@ def test_wrong_arguments_after_right_ones(device: StandIn) -> None:
         ops.all_gather_linear({}, a)  # type: ignore[arg-type]
 
 
+def test_calls_that_are_not_quite_like_one_that_is_repeated(device: StandIn) -> None:
+    """Each is a kind of its own: checked once, and right."""
+    call = SHORT["several weights"]
+    assert noted_calls(device, call, 4) == 2
+    x, a, b, bias = operands(1)
+    later = torch.empty(x.numel() + 1)[1:].view_as(x).copy_(x)
+    assert later.data_ptr() % known.ALIGNED
+    others: list[Callable[[], Any]] = [
+        lambda: call(later, a, b, bias),
+        lambda: call(x.T.contiguous().T, a, b, bias),
+        lambda: ops.all_gather_linear(x, (a, b), [bias, None]),  # type: ignore[arg-type]
+        lambda: ops.all_gather_linear(x, [a, b], [None, bias]),
+        lambda: ops.all_gather_linear(x, [a, b], (bias, bias)),
+        lambda: ops.all_gather_linear(x, [a, b], [bias, None], plan="pull"),
+        lambda: call(x.half(), a.half(), b.half(), bias.half()),
+    ]
+    for other in others:
+        found = other()
+        device.synchronize(device.current())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TILELINK_BACKEND", "torch")
+            wanted = other()
+        for one, right in zip(found, wanted, strict=True):
+            assert one.dtype == right.dtype and relative_rms([one], [right]) < (1e-5 if one.dtype == x.dtype else 1e-3)
+    assert noted_calls(device, call, 4) == 0
+
+
+def test_a_group_that_is_made_anew(device: StandIn) -> None:
+    """Calls of one group say nothing of another, whatever its name."""
+    call: Any = lambda x, a, b, bias, **of: ops.linear_reduce_scatter(x, a, bias, **of)  # noqa: E731
+    assert noted_calls(device, call, 4) == 2
+    other = dist.new_group([0])
+    x, a, b, bias = operands(2)
+    with noted() as ran:
+        found = call(x, a, b, bias, group=other)
+    assert [str(r) for r in ran] and relative_rms([found], [x @ a.T + bias]) < 1e-5
+
+
 def test_what_torch_watches(device: StandIn) -> None:
     """Whatever has to see the operator sees it, also once calls are repeated."""
     call, name = SHORT["one weight"], "tilelink::all_gather_linear"

@@ -13,7 +13,7 @@ from tilelink.ops.agreement import agree_on_devices, raise_everywhere
 from tilelink.ops.checks import cast_for, check_type, in_autocast, no_autocast
 from tilelink.ops.collectives import name_of_group
 from tilelink.ops.eager import has_gradient, only_called
-from tilelink.ops.known import SEVERAL, key, known_calls
+from tilelink.ops.known import key, known_calls
 from tilelink.ops.operator import Call, Operator, tensors_among
 from tilelink.ops.shortcuts import Shortcuts
 
@@ -31,20 +31,25 @@ class LinearOperator(Operator):
         if torch.compiler.is_compiling():
             return self._checked_call(group, x, weights, biases, options)[0]
         members: Any = dist.group.WORLD if group is None else group
-        given = x, weights, biases, *options.values()
-        results = self.of_users.results(members, given)
+        given, others = (x, weights, biases), (*options.values(),)
+        results = self.of_users.results(members, given, others)
         if results is None:
             results, values = self._checked_call(group, x, weights, biases, options)
-            if isinstance(members, dist.ProcessGroup) and all(map(_is_simple, options.values())):
-                self._remember(members, given, values)
+            if isinstance(members, dist.ProcessGroup) and all(type(option) in SIMPLE for option in others):
+                self._remember(members, given, others, values)
         return results
 
-    def _remember(self, members: dist.ProcessGroup, given: Sequence[Any], values: Sequence[Any]) -> None:
-        """Keeps a call as a shortcut if the operator got the user's own tensors, and had nothing else to do."""
+    def _remember(
+        self, members: dist.ProcessGroup, given: tuple[Any, ...], options: tuple[Any, ...], values: Sequence[Any]
+    ) -> None:
+        """Keeps a call as a shortcut if the operator got the user's own tensors, and had nothing else to do. `values`:
+        of the operator's arguments."""
         tensors = self.tensors_of(values)
-        own = list(map(id, tensors)) == list(map(id, tensors_among(given[:3])))
-        if own and only_called(tensors) and not has_gradient(tensors) and not in_autocast(tensors[0]):
-            self.of_users.add(members, given, known_calls(members).get(key(self.call.name, values)))
+        if has_gradient(tensors) or in_autocast(tensors[0]) or not only_called(tensors):
+            return
+        known = known_calls(members).get(key(self.call.name, values))
+        if known is not None and list(map(id, tensors)) == list(map(id, tensors_among(given))):
+            self.of_users.add(members, given, options, known)
 
     def _checked_call(
         self, group: Any, x: Any, weights: Any, biases: Any, options: dict[str, Any]
@@ -83,7 +88,3 @@ class LinearOperator(Operator):
 
 SIMPLE = (type(None), bool, int, str)
 """The types of options by which calls are looked up: equal ones mean the same, and none changes."""
-
-
-def _is_simple(option: Any) -> bool:
-    return type(option) in SIMPLE or (type(option) in SEVERAL and all(type(v) is int for v in option))

@@ -48,6 +48,8 @@ class Repeat:
         every += [view.of(every[view.number]) for view in self.views]
         if not self.again({name: every[number] for name, number in self.given}):
             return None
+        if not self.views:
+            return each(every.__getitem__, self.results)
         whole = len(tensors) + len(self.made)
         return each(lambda number: every[number] if number < whole else every[number].data, self.results)
 
@@ -178,5 +180,5 @@ def _is_within(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 def each(function: Callable[[Any], Any], nested: Any) -> Any:
     """The same nesting of tuples and lists, with the function of each value."""
     if type(nested) in (tuple, list):
-        return type(nested)(each(function, value) for value in nested)
+        return type(nested)([each(function, value) for value in nested])
     return function(nested)

@@ -4,7 +4,7 @@ with those of an earlier one in one step, which takes a twentieth of the time th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ctypes import CDLL, c_char_p
 from dataclasses import dataclass
 from typing import Any
@@ -30,23 +30,23 @@ _TENSOR = object()
 @dataclass(frozen=True)
 class Shortcut:
     """A call that was made in full. `alike`: torch's guards of its tensors: their types, dispatch keys, dtypes,
-    devices, shapes and strides, whether they have gradients, and what is active in this thread. `others`: its other
-    arguments' types; `said`: the environment."""
+    devices, shapes and strides, whether they have gradients, and what is active in this thread. `kinds`: the types of
+    its options; `said`: the environment."""
 
     group: ref[dist.ProcessGroup]
     kinds: list[type]
     said: list[bytes | None]
     alike: Any
-    known: Known
+    told: Mapping[str, Any]
     repeat: Repeat
 
-    def fits(self, group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], others: Iterable[Any]) -> bool:
+    def fits(self, group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], options: Iterable[Any]) -> bool:
         """Whether this is how to make a call that compares equal in all but its tensors."""
         return (
             self.group() is group
             and self.alike.check(*tensors)
             and not sum([t.data_ptr() % ALIGNED for t in tensors])
-            and list(map(type, others)) == self.kinds  # True is no 1
+            and list(map(type, options)) == self.kinds  # True is no 1
             and self.said == list(map(_said, _VARIABLES))
             and not is_watched(tensors)
             and not preparing()
@@ -54,60 +54,53 @@ class Shortcut:
 
 
 class Shortcuts:
-    """The shortcuts of an operator, by the arguments that are no tensors, and the shape of the first one that is."""
+    """The shortcuts of an operator. A call has `given`, tensors and lists of tensors, and `options`, which can be
+    hashed."""
 
     def __init__(self) -> None:
         self._kept: Kept[Any, Shortcut] = Kept(KEPT_CALLS)
 
-    def results(self, group: dist.ProcessGroup, values: Sequence[Any]) -> Any:
-        """The results of a call with these arguments; None if it has to be made in full."""
-        tensors, others = _parted(values)
+    def results(self, group: dist.ProcessGroup, given: Iterable[Any], options: tuple[Any, ...]) -> Any:
+        """The results of a call; None if it has to be made in full."""
+        tensors, places = _parted(given)
         try:
-            short = self._kept.get(_key(group, tensors, others))
-        except (TypeError, RuntimeError):  # a value that can't be hashed, or a nested tensor, which has no shape
+            short = self._kept.get((id(group), tensors[0].shape, places, options))
+        except (TypeError, RuntimeError, IndexError):  # of an option, a nested tensor, or without any tensor
             return None
-        if short is None or not short.fits(group, tensors, others):
+        if short is None or not short.fits(group, tensors, options):
             return None
         if not tensors[0].is_cuda and group.size() > 1:
-            agree_again(group.group_name, tensors[0], short.known.told)
+            agree_again(group.group_name, tensors[0], short.told)
         return short.repeat(tensors)
 
-    def add(self, group: dist.ProcessGroup, values: Sequence[Any], known: Known | None) -> None:
-        """Keeps a call that was made in full, if it can be repeated, and torch can tell calls like it."""
-        if known is None or known.repeat is None:
-            return
-        tensors, others = _parted(values)
+    def add(self, group: dist.ProcessGroup, given: Iterable[Any], options: tuple[Any, ...], known: Known) -> None:
+        """Keeps a call that was made in full, if it can be repeated and torch can tell calls like it."""
+        tensors, places = _parted(given)
         one_each = len({*map(id, tensors)}) == len(tensors)
-        if not one_each or any(t.data_ptr() % ALIGNED for t in tensors):
+        if known.repeat is None or not one_each or any(t.data_ptr() % ALIGNED for t in tensors):
             return
         sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
         guards: Any = torch._C._dynamo.guards.TensorGuards
         alike = guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        said = list(map(_said, _VARIABLES))
-        short = Shortcut(ref(group), list(map(type, others)), said, alike, known, known.repeat.sharing_empty())
-        self._kept.put(_key(group, tensors, others), short)
+        kinds, said = list(map(type, options)), list(map(_said, _VARIABLES))
+        short = Shortcut(ref(group), kinds, said, alike, known.told, known.repeat.sharing_empty())
+        self._kept.put((id(group), tensors[0].shape, places, options), short)
 
 
-def _key(group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], others: tuple[Any, ...]) -> Any:
-    return id(group), tensors[0].shape if tensors else None, others
-
-
-def _parted(values: Iterable[Any]) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
-    """The plain tensors among the values of arguments, also in lists; and all other values, with the places of both."""
-    tensors, others = list[torch.Tensor](), list[Any]()
-    for value in values:
+def _parted(given: Iterable[Any]) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
+    """The plain tensors that are given, also in lists; and their places, with all other values."""
+    tensors, places = list[torch.Tensor](), list[Any]()
+    for value in given:
         kind = type(value)
         if kind in PLAIN:
             tensors.append(value)
-            others.append(_TENSOR)
+            places.append(_TENSOR)
         elif kind in SEVERAL:
-            others += kind, len(value)
+            places += kind, len(value)
             for v in value:
-                if type(v) in PLAIN:
-                    tensors.append(v)
-                    others.append(_TENSOR)
-                else:
-                    others.append(v)
+                plain = type(v) in PLAIN
+                tensors += [v] if plain else []
+                places.append(_TENSOR if plain else v)
         else:
-            others.append(value)
-    return tensors, tuple(others)
+            places.append(value)
+    return tensors, tuple(places)
