@@ -17,7 +17,7 @@ from bench.check import relative_rms
 from tests.ops.on_ranks import noted
 from tests.runtime.cuda_stand_in import StandIn
 from tilelink.errors import ArgumentError, ShapeError
-from tilelink.ops import known, of_all_ranks, programs, rows_of_experts
+from tilelink.ops import known, of_all_ranks, programs, rows_of_experts, shortcuts
 from tilelink.runtime.cuda.process_group import CudaProcessGroup
 
 SHORT = {
@@ -93,6 +93,12 @@ def noted_calls(device: StandIn, call: Callable[..., Any], number: int) -> int:
 @pytest.mark.parametrize("name", SHORT)
 def test_calls_are_repeated(device: StandIn, name: str) -> None:
     assert noted_calls(device, SHORT[name], 6) == 2
+
+
+def test_without_guards_of_torch(device: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator then looks at the tensors itself."""
+    monkeypatch.setattr(shortcuts, "_guards", None)
+    assert noted_calls(device, SHORT["one weight"], 6) == 2
 
 
 @pytest.mark.parametrize("name", LONG)

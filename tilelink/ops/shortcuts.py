@@ -23,6 +23,8 @@ from tilelink.ops.repeated import Repeat
 _said = CDLL(None).getenv  # os.environ takes ten times as long for a variable that is not set
 _said.argtypes, _said.restype = [c_char_p], c_char_p
 _VARIABLES = BACKEND.encode(), MACHINE.encode()
+_guards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
+"""What torch.compile compares tensors with; without it there are no shortcuts."""
 _TENSOR = object()
 """What stands for a tensor among the arguments of a call."""
 
@@ -77,11 +79,11 @@ class Shortcuts:
         """Keeps a call that was made in full, if it can be repeated and torch can tell calls like it."""
         tensors, places = _parted(given)
         one_each = len({*map(id, tensors)}) == len(tensors)
-        if known.repeat is None or not one_each or any(t.data_ptr() % ALIGNED for t in tensors):
+        aligned = all(t.data_ptr() % ALIGNED == 0 for t in tensors)
+        if _guards is None or known.repeat is None or not one_each or not aligned:
             return
         sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
-        guards: Any = torch._C._dynamo.guards.TensorGuards
-        alike = guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        alike = _guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         kinds, said = list(map(type, options)), list(map(_said, _VARIABLES))
         short = Shortcut(ref(group), kinds, said, alike, known.told, known.repeat.sharing_empty())
         self._kept.put((id(group), tensors[0].shape, places, options), short)
