@@ -61,6 +61,27 @@ def test_bfloat16_is_rounded_to_nearest_even():
 
 
 @pytest.mark.versions
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nan_is_left_out_as_on_gpus(dtype: torch.dtype):
+    """PTX: the maximum of NaN and a number is the number, unless propagate_nan says otherwise."""
+    x = torch.tensor([torch.nan, 2, torch.nan, -3], dtype=dtype)
+    y = torch.tensor([1, torch.nan, torch.nan, 5], dtype=dtype)
+    out = torch.zeros(5, 4, dtype=dtype)
+    run_one(kernels.without_numbers, dict(x_ptr=x, y_ptr=y, out_ptr=out), N=4)
+    clamped = torch.tensor([-1, 1, -1, -1], dtype=dtype)
+    expected = [torch.fmax(x, y), torch.fmin(x, y), clamped, torch.maximum(x, y), x.clamp(-1, 1)]
+    assert torch.equal(out.nan_to_num(99), torch.stack(expected).nan_to_num(99))
+
+
+@pytest.mark.versions
+def test_bool_has_one_bit():
+    x, y = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1])
+    out = torch.zeros(4, 4, dtype=torch.int64)
+    run_one(kernels.bits, dict(x_ptr=x, y_ptr=y, out_ptr=out), N=4)
+    assert torch.equal(out, torch.stack([x ^ y, x ^ y, x, x & y]))
+
+
+@pytest.mark.versions
 def test_ranges_with_runtime_arguments():
     out = torch.full((8,), -1, dtype=torch.int32)
     run_one(kernels.ranges, dict(out_ptr=out), start=3, stop=17, step=4)

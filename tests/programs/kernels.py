@@ -42,6 +42,31 @@ def bfloat16_arithmetic(x_ptr, y_ptr, out_ptr, N: tl.constexpr):
 
 
 @triton.jit
+def without_numbers(x_ptr, y_ptr, out_ptr, N: tl.constexpr):
+    """Maxima, minima and clamps of NaN and numbers."""
+    i = tl.arange(0, N)
+    x = tl.load(x_ptr + i)
+    y = tl.load(y_ptr + i)
+    tl.store(out_ptr + i, tl.maximum(x, y))
+    tl.store(out_ptr + N + i, tl.minimum(x, y))
+    tl.store(out_ptr + 2 * N + i, tl.clamp(x, -1.0, 1.0))
+    tl.store(out_ptr + 3 * N + i, tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL))
+    tl.store(out_ptr + 4 * N + i, tl.clamp(x, -1.0, 1.0, propagate_nan=tl.PropagateNan.ALL))
+
+
+@triton.jit
+def bits(x_ptr, y_ptr, out_ptr, N: tl.constexpr):
+    """Arithmetic of bool, which has one bit."""
+    i = tl.arange(0, N)
+    x = tl.load(x_ptr + i) != 0
+    y = tl.load(y_ptr + i) != 0
+    tl.store(out_ptr + i, (x + y).to(tl.int32))
+    tl.store(out_ptr + N + i, (x - y).to(tl.int32))
+    tl.store(out_ptr + 2 * N + i, (-x).to(tl.int32))
+    tl.store(out_ptr + 3 * N + i, (x * y).to(tl.int32))
+
+
+@triton.jit
 def ranges(out_ptr, start, stop, step):
     for i in range(start, stop, step):
         tl.store(out_ptr + (i - start) // step, i)

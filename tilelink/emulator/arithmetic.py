@@ -1,5 +1,5 @@
-"""Arithmetic of interpreted kernels: bfloat16 in float32, where Triton's interpreter would add its uint16 words, and
-casts to and from float8 as kernels make them."""
+"""Arithmetic of interpreted kernels as GPUs compute it: bfloat16 in float32, where Triton's interpreter would add its
+uint16 words; casts to and from float8; maxima and minima that leave out NaN; sums and differences of bool."""
 
 from __future__ import annotations
 
@@ -90,6 +90,28 @@ def _computed_wide(operation: Callable[..., Any], operands: int) -> Callable[...
     return wide
 
 
+def _binary(self: Any, left: Any, right: Any, operation: Any) -> Any:
+    """An operation on two blocks. A sum or difference of bool has one bit, so `True + True` is False."""
+    one_bit = left.data.dtype == np.bool_ and operation in (np.add, np.subtract)
+    return _stock_binary(self, left, right, np.logical_xor if one_bit else operation)
+
+
+def _maximum(self: Any, left: Any, right: Any) -> Any:
+    """The maximum of `tl.maximum` without `propagate_nan`: of NaN and a number, it is the number."""
+    return self.binary_op(left, right, np.fmax)
+
+
+def _minimum(self: Any, left: Any, right: Any) -> Any:
+    return self.binary_op(left, right, np.fmin)
+
+
+def _clamp(self: Any, value: Any, low: Any, high: Any, propagate: Any) -> Any:
+    """`tl.clamp`: NaN becomes the lower bound, unless `propagate_nan` says otherwise."""
+    if propagate == stock._ir.PROPAGATE_NAN.ALL:
+        return _stock_clamp(self, value, low, high, propagate)
+    return self.ternary_op(value, low, high, lambda x, lo, hi: np.fmin(np.fmax(x, lo), hi))
+
+
 def _cast(self: Any, source: Any, target: Any) -> Any:
     before, after = source.dtype.scalar, target.scalar
     if before == after or tl.bfloat16 not in (before, after):
@@ -141,15 +163,18 @@ def reduce_or_scan(self: Any, inputs: Any) -> Any:
     return tuple(x.to(tl.bfloat16) if n else x for x, n in zip(results, narrow, strict=True))
 
 
+_stock_binary, _stock_clamp = _Builder.binary_op, _Builder.create_clampf
 _stock_cast, _stock_float_cast, _stock_dot = _Builder.cast_impl, _Builder.create_fp_to_fp, _Builder.create_dot
 _stock_convert_float: Callable[..., Array] = stock._convert_float
 _stock_apply = stock.ReduceScanOpInterface.apply
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     "unary_op": _computed_wide(_Builder.unary_op, 1),
-    "binary_op": _computed_wide(_Builder.binary_op, 2),
+    "binary_op": _computed_wide(_binary, 2),
     "ternary_op": _computed_wide(_Builder.ternary_op, 3),
     "create_fma": _computed_wide(_Builder.create_fma, 3),
-    "create_clampf": _computed_wide(_Builder.create_clampf, 3),
+    "create_clampf": _computed_wide(_clamp, 3),
+    "create_maxnumf": _maximum,
+    "create_minnumf": _minimum,
     "cast_impl": _cast,
     "create_fp_to_fp": _float_cast,
     "create_dot": _dot,
