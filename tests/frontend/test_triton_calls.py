@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tests.frontend.wrong import alone, changed, load
+from tests.frontend.wrong import HEAD, alone, changed, load
 from tilelink.frontend.elaboration.statements import Elaborator
 from tilelink.frontend.values import FLOAT8, IN_REGISTERS, TRITON_DTYPES, Block, is_floating
 
@@ -116,6 +116,42 @@ def inferred(folder: Path, body: str) -> dict[str, Block]:
         patch.setattr(Elaborator, "bind", remember)
         module.program.bind(module.schedule)
     return seen
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ("at = tl.where(at > 0, at, k.start)", "tl.where(at > 0, at, k).to(at.dtype)"),
+        ("at = at + tk.rank() * 2", "(at + (2*rank)).to(at.dtype)"),
+        ("first = tl.maximum(first, n)", "tl.maximum(first, n).to(first.dtype)"),
+        ("n, at = n + tk.rank(), at + 1", "n, at = ((n + rank).to(n.dtype), at + 1)"),
+        ("narrow = narrow * k.start", "(narrow * k).to(narrow.dtype)"),
+        ("half = half + k.start", "half = half + k"),
+        ("at = at + x.rows.size - n", "(at + M - n).to(at.dtype)"),
+        ("fresh = at + k.start", "fresh = at + k"),
+    ],
+)
+def test_a_loop_keeps_a_dtype_that_integers_would_change(line: str, kept: str, tmp_path: Path) -> None:
+    """Triton refuses a loop that changes a dtype, and integers have 64 bits only where parts are uneven."""
+    module = load(tmp_path, f"""{HEAD}
+@tk.tile
+def role(t, x, out):
+    at, n = tl.zeros((16,), tl.int32), tl.zeros((16,), tl.int8)
+    first, narrow, half = t.rows.start + tl.arange(0, 16), tl.zeros((16,), tl.bfloat16), tl.zeros((16,), tl.float16)
+    for k in tk.steps(x.rows):
+        {line}
+    out[t].store(x[t].load() + (at + n + first + narrow + half)[:, None])
+
+
+@tk.program
+def program(x: tk.Sharded("M", "N"), out: tk.Sharded("M", "N")):
+    role[tk.tiles(out)](x, out)
+
+
+schedule = tk.Schedule(role=tk.SMs(tile=(16, 16, 16)))
+""")
+    lowered = module.program.show("triton", module.schedule, world=2, M=(3, 20), N=20)
+    assert kept in lowered
 
 
 DTYPES = {d: f"tl.{TRITON_DTYPES[d]}" for d in TRITON_DTYPES}

@@ -131,6 +131,12 @@ def dtype_of_two(a: Any, b: Any, divides: bool = False, tensors: bool = False) -
     return None
 
 
+def mixes(values: Iterable[Any], dtype: str | None) -> bool:
+    """Whether an operation on these values has an unknown `dtype` because one is an integer of the kernel."""
+    whole = (v.mixed if isinstance(v, Block) else isinstance(v, Expr) and not v.is_Integer for v in values)
+    return dtype is None and any(whole)
+
+
 def _operand(value: Any) -> str | None:
     """The dtype of an operand as a tensor. The integers of a kernel have 32 or 64 bits, which is not known here."""
     if isinstance(value, Block):
@@ -161,11 +167,13 @@ def broadcast(a: Shape, b: Shape) -> Shape:
 
 @dataclass(frozen=True)
 class Block:
-    """A value of Triton, in registers. `node`: its source, rewritten."""
+    """A value of Triton, in registers. `node`: its source, rewritten. `mixed`: whether its dtype is unknown
+    because an integer of the kernel went into it: the integers have 64 bits where parts are uneven, else 32 bits."""
 
     node: ast.expr
     shape: Shape = None
     dtype: str | None = None
+    mixed: bool = False
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ class Expressions(Views):
                 meant = INSTEAD_OF_FUNCTIONS.get(name) or similar(name, dir(tl.tensor))
                 self.fail(UndefinedNameError, node, f"a block has no {name}{meant}")
             shape = owner.shape[::-1] if name == "T" and owner.shape else owner.shape
-            return Block(ast.Attribute(owner.node, name, ast.Load()), shape, owner.dtype)
+            return replace(owner, node=ast.Attribute(owner.node, name, ast.Load()), shape=shape)
         if isinstance(owner, AxisWord) and name == "size":
             return symbol(owner.dim)
         if isinstance(owner, Static):
@@ -182,7 +182,7 @@ class Expressions(Views):
             if isinstance(node.op, ast.Not | ast.UAdd):
                 self.no_operator_of_blocks(node, node.op)
             self.not_float8(node, v, dtype=v.dtype)
-            return Block(ast.UnaryOp(node.op, v.node), v.shape, v.dtype)
+            return replace(v, node=ast.UnaryOp(node.op, v.node))
         if isinstance(node.op, ast.USub | ast.UAdd) and isinstance(v, Expr):
             return -v if isinstance(node.op, ast.USub) else v
         if isinstance(node.op, ast.Not) and isinstance(v, Expr | Boolean):
@@ -215,7 +215,7 @@ class Expressions(Views):
                 self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: blocks are compared by < <= > >= == !=")
             made = ast.Compare(self.node(nodes[0], terms[0]), node.ops,
                                [self.node(n, t) for n, t in zip(nodes[1:], terms[1:], strict=True)])
-            return replace(self.elementwise(node, made, *terms), dtype="bool")
+            return replace(self.elementwise(node, made, *terms), dtype="bool", mixed=False)
         result: Any = sympy.true
         for k, (a, op, b) in enumerate(zip(terms, node.ops, terms[1:], strict=False)):
             if isinstance(op, ast.Is | ast.IsNot):
@@ -263,7 +263,8 @@ class Expressions(Views):
         if isinstance(owner, Block):
             if any(ast.unparse(e) not in (":", "None") for e in entries):
                 self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: indices of a block are : and None")
-            return Block(ast.Subscript(owner.node, node.slice, ast.Load()), _indexed(owner.shape, entries), owner.dtype)
+            made = ast.Subscript(owner.node, node.slice, ast.Load())
+            return replace(owner, node=made, shape=_indexed(owner.shape, entries))
         if isinstance(owner, tuple):
             index = self.value(node.slice)
             if isinstance(index, sympy.Integer) and -len(owner) <= int(index) < len(owner):

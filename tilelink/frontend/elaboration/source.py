@@ -36,6 +36,7 @@ from tilelink.frontend.values import (
     broadcast,
     dtype_of_two,
     is_floating,
+    mixes,
 )
 from tilelink.frontend.walk import step_size
 from tilelink.language import AxisWord, Launch, Recording, TensorWord, TileFunction
@@ -215,7 +216,7 @@ class Source(ABC):
         self.not_float8(node, left, right, dtype=dtype)
         if isinstance(op, ast.Div) and dtype is not None and not is_floating(dtype):
             dtype = "float32"
-        return Block(made, shape, dtype)
+        return Block(made, shape, dtype, mixes((left, right), dtype))
 
     def not_float8(self, node: ast.expr, *operands: Any, dtype: str | None) -> None:
         """Raises DtypeError if an operator would compute with blocks of float8 in `dtype`: Triton compiles none that

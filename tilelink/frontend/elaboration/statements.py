@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -38,7 +39,7 @@ from tilelink.frontend.expressions import (
     symbol,
 )
 from tilelink.frontend.schedule import power_of_two
-from tilelink.frontend.values import Block, Static
+from tilelink.frontend.values import Block, Static, is_floating
 from tilelink.frontend.walk import axis_values
 from tilelink.language import AxisWord, RanksWord, TileFunction
 
@@ -130,13 +131,27 @@ class Elaborator(Calls):
                       "change in a loop or a branch; only blocks can. For data, begin with tl.zeros or tl.full")
         if blocks:
             own = [self.local_name(n) for n, _ in blocks]
-            made = whole.node if isinstance(whole, Block) else ast.Tuple([v.node for _, v in blocks], ast.Load())
-            right = made.elts[0] if isinstance(made, ast.Tuple) and len(blocks) == 1 else made
+            of_one = isinstance(whole, Block) and len(blocks) > 1  # of a function that returns several
+            blocks = blocks if of_one else [(n, self.as_before(n, v)) for n, v in blocks]
+            nodes = [v.node for _, v in blocks]
+            right = whole.node if of_one else nodes[0] if len(nodes) == 1 else ast.Tuple(nodes, ast.Load())
             variables = [self.hole(ir.Variable(o)) for o in own]
             if [ast.unparse(right)] != [ast.unparse(v) for v in variables]:  # a result may have its name already
                 self.emit(ir.Compute(self.function.site(s), self.code(right), tuple(own)))
-            self.env |= {n: Block(o, v.shape, v.dtype) for (n, v), o in zip(blocks, variables, strict=True)}
+            self.env |= {n: replace(v, node=o) for (n, v), o in zip(blocks, variables, strict=True)}
         self.env |= {n: v for n, v in zip(names, values, strict=True) if not isinstance(v, Block)}
+
+    def as_before(self, name: str, value: Block) -> Block:
+        """The block for a variable. A loop or a branch keeps the variable's dtype, so an integer of the kernel that
+        went into either block does not change it."""
+        old = self.env.get(name)
+        if name not in self.nested or not isinstance(old, Block):
+            return value
+        whole_number = value.dtype is not None and not is_floating(value.dtype)
+        if not value.mixed and not (old.mixed and whole_number):
+            return value
+        dtype = ast.Attribute(old.node, "dtype", ast.Load())
+        return replace(old, node=ast.Call(ast.Attribute(value.node, "to", ast.Load()), [dtype], []), shape=value.shape)
 
     def same_block(self, s: ast.stmt | ast.expr, name: str, one: Block, other: Block, what: str) -> None:
         """Raises DtypeError or DimensionError if a variable of a kernel would change its dtype or shape, as far as they
@@ -376,7 +391,7 @@ class Elaborator(Calls):
             return value
         own = self.fresh_name(name)
         self.emit(ir.Compute(self.function.site(node), self.code(value.node), (own,)))
-        return Block(self.hole(ir.Variable(own)), value.shape, value.dtype)
+        return replace(value, node=self.hole(ir.Variable(own)))
 
     def reads(self, values: dict[str, Any], returned: str, label: str) -> bool:
         """Whether a call reads the variable that gets its result, other than as the parameter that it returns."""
@@ -415,5 +430,5 @@ def _either(one: Any, other: Any) -> Any:
     if not isinstance(one, Block):
         return one
     shape = one.shape if one.shape == other.shape else None
-    return Block(one.node, shape, one.dtype if one.dtype == other.dtype else None)
+    return Block(one.node, shape, one.dtype if one.dtype == other.dtype else None, one.mixed or other.mixed)
 

@@ -18,7 +18,7 @@ from tilelink.frontend.elaboration.functions import problem_of
 from tilelink.frontend.elaboration.reading import Expressions
 from tilelink.frontend.elaboration.source import parsed
 from tilelink.frontend.schedule import power_of_two
-from tilelink.frontend.values import DOT_DTYPES, SUM_DTYPES, Block, Shape, Static, not_taken, result_of
+from tilelink.frontend.values import DOT_DTYPES, SUM_DTYPES, Block, Shape, Static, mixes, not_taken, result_of
 
 MOST_ELEMENTS = 1 << 20
 """The most elements of a block: Triton compiles no larger one."""
@@ -58,7 +58,8 @@ class TritonCalls(Expressions):
         if name == "softmax":
             self.softmax(node, given)
         self.check_elements(node, shape)
-        return Block(ast.Call(function, arguments, keys), shape, dtype)
+        mixed = own is None and mixes(given.values(), dtype)
+        return Block(ast.Call(function, arguments, keys), shape, dtype, mixed)
 
     def bound(
         self, node: ast.Call, name: str, owner: Block | None, values: list[Any], keywords: dict[str, Any]
