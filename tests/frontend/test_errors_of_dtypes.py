@@ -152,7 +152,7 @@ DTYPES = [
     tile(
         "dot of int8 added to float32",
         DtypeError,
-        "a, c = tl.zeros((16, 16), tl.int8), tl.zeros((16, 16), tl.float32)\nb = tl.dot(a, a, c)  # <-",
+        "a, c = tl.zeros((32, 32), tl.int8), tl.zeros((32, 32), tl.float32)\nb = tl.dot(a, a, c)  # <-",
         "adds up in int32, and here to float32",
         "tl.zeros(..., tl.int32)",
     ),

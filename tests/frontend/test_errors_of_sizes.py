@@ -416,6 +416,12 @@ TILES = [
         "a = tl.zeros((8, 16), tl.float16)\nb = tl.dot(a, tl.trans(a))  # <-",
         "(8, 16) and (16, 8): it takes at least 16",
     ),
+    tile(
+        "dot of 8 bits over 16",
+        TileSizeError,
+        "a = tl.zeros((32, 16), tl.float8e5)\nb = tl.dot(a, tl.trans(a))  # <-",
+        "of float8_e5m2, it takes at least 32 along the side that is added up, not 16",
+    ),
 ]
 
 

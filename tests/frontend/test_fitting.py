@@ -28,6 +28,15 @@ def test_fit(sizes: dict[str, Any], gather: tuple[int, ...], matmul: tuple[int, 
     assert fitted.changed(gather={"tile": (128, 2048)}, matmul={"tile": (128, 256, 64)}) == push
 
 
+@pytest.mark.parametrize(("k", "step"), [(0, 32), (16, 32), (17, 32), (40, 64)])
+def test_products_of_8_bits_have_steps_of_32_or_more(k: int, step: int) -> None:
+    """NVIDIA GPUs take no shorter ones."""
+    sizes: dict[str, Any] = dict(M=20, N=20, K=k)
+    fitted = all_gather_matmul.fit("push", world=2, dtypes="float8_e4m3fn", **sizes)
+    assert fitted["matmul"].tile[2] == step
+    all_gather_matmul.bound_at(fitted, world=2, sizes=sizes, dtypes="float8_e4m3fn")
+
+
 def test_fit_keeps_whole_dimensions() -> None:
     whole = push.changed(gather={"tile": (128, None)})
     assert all_gather_matmul.fit(whole, M=20, N=20, K=20)["gather"].tile == (32, None)

@@ -305,6 +305,10 @@ def power_of_two(size: Any) -> bool:
     return isinstance(size, int) and not isinstance(size, bool) and size > 0 and not size & (size - 1)
 
 
+LEAST_STEP_OF_8_BITS = 32
+"""The fewest elements that `tl.dot` of blocks of 8 bits adds up on NVIDIA GPUs."""
+
+
 def smallest_tile(size: int) -> int:
     """The smallest power of two that holds `size` elements and is at least 16 (what `tl.dot` needs)."""
     return max(16, 1 << max(0, size - 1).bit_length())

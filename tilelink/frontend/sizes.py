@@ -19,8 +19,9 @@ from tilelink.frontend.ir import RANKS_DIM, For, Role, Tensor, TileProgram, ever
 from tilelink.frontend.kept import hashed_once, kept
 from tilelink.frontend.routes import Integers, Routing
 from tilelink.frontend.running import tables, with_tables
-from tilelink.frontend.schedule import smallest_tile
+from tilelink.frontend.schedule import LEAST_STEP_OF_8_BITS, smallest_tile
 from tilelink.frontend.tables import Table
+from tilelink.frontend.values import ITEM_SIZE
 from tilelink.language import RouteWord
 
 MAX_WORLD = 1024
@@ -103,10 +104,11 @@ class Sizes:
             ways = next((int(evaluate(count, self.values)) for count in ranks), self.world)
             role.resource.order.check(ways, role.site)
             for dim, extent in sorted(extents(role)):
-                if dim not in program.routed and extent > smallest_tile(sizes[dim]):
+                most = max(smallest_tile(sizes[dim]), least_step(program, role) if dim in stepped(role) else 1)
+                if dim not in program.routed and extent > most:
                     raise TileSizeError(
                         f"{role.name}: a tile of {extent} along {dim} is larger than the tensor, of {sizes[dim]}; use "
-                        f"at most {smallest_tile(sizes[dim])} ({program.name}.fit(schedule, ...) does that; a schedule "
+                        f"at most {most} ({program.name}.fit(schedule, ...) does that; a schedule "
                         f"taken by its name is fitted, by= of tk.steps is not)",
                         role.site,
                     )
@@ -265,3 +267,12 @@ def stepped(role: Role) -> frozenset[str]:
     loops = {loop.name for loop in every(For, role.body)}
     ranges = (r for v in role.touched for r in v.ranges)
     return frozenset(r.dim for r in ranges if str(r.start) in loops)
+
+
+@kept()
+def least_step(program: TileProgram, role: Role) -> int:
+    """The shortest step that the loops of a role can take, as far as its products say."""
+    codes = [code for s in walk(role.body) for code in s.codes]
+    read = {program.tensor(load.view.tensor).dtype for code in codes for load in code.loads}
+    multiplies = any(code.dots for code in codes)
+    return LEAST_STEP_OF_8_BITS if multiplies and any(ITEM_SIZE[dtype] == 1 for dtype in read) else 1

@@ -10,7 +10,8 @@ from tilelink.analysis.simulate import steps_of
 from tilelink.analysis.simulate.costs import collective, compute, costs
 from tilelink.errors import ArgumentError, Site
 from tilelink.frontend.orders import grouped
-from tilelink.frontend.schedule import Schedule, SMs, smallest_tile
+from tilelink.frontend.schedule import LEAST_STEP_OF_8_BITS, Schedule, SMs, smallest_tile
+from tilelink.frontend.values import ITEM_SIZE
 
 LIBRARY_TILES = ((128, 256, 64), (256, 128, 64), (128, 128, 64), (64, 256, 64))
 """Tiles of a library's product. It takes the fastest of them, or a narrower one if that fills more SMs."""
@@ -83,7 +84,8 @@ def library_matmul(machine: Machine, dtype: str, m: int, n: int, k: int) -> floa
         steps = steps_of(*bound, machine, {})
         return compute(steps, costs(steps, library, {}), library)
 
-    largest = (smallest_tile(m), smallest_tile(n), smallest_tile(k))
+    step = max(smallest_tile(k), LEAST_STEP_OF_8_BITS if ITEM_SIZE[dtype] == 1 else 1)
+    largest = (smallest_tile(m), smallest_tile(n), step)
     fitted = {(min(a, largest[0]), min(b, largest[1]), min(c, largest[2])) for a, b, c in LIBRARY_TILES}
     best, (rows, columns, step) = min((took(tile), tile) for tile in fitted)
     tiles = -(-m // rows) * -(-n // columns)

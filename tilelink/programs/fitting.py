@@ -9,7 +9,7 @@ from tilelink.errors import ScheduleError, Site, TileSizeError
 from tilelink.frontend.ir import Role, TileProgram, walk
 from tilelink.frontend.kept import kept
 from tilelink.frontend.schedule import Schedule, smallest_tile
-from tilelink.frontend.sizes import even_parts, stepped
+from tilelink.frontend.sizes import even_parts, least_step, stepped
 from tilelink.language import launched
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def _fitted(
         tile = role.resource.tile
         along = zip(tile, role.walk.ranges, strict=False)
         cut = [t and min(t, (longest if r.part is not None else totals).get(r.dim, t)) for t, r in along]
-        cut += [t and min(t, *(longest.get(d, t) for d in stepped(role)), t) for t in tile[len(cut) :]]
+        steps = [max(longest[d], least_step(bound, role)) for d in stepped(role) if d in longest]
+        cut += [t and min(t, *steps, t) for t in tile[len(cut) :]]
         whole = {d: min(n, totals.get(d, n)) for d, n in dict(role.resource.whole).items()}
         made = {"tile": tuple(cut)} | ({"whole": whole} if whole else {})
         changes.setdefault(role.launched, {})[role.scheduled] = made

@@ -17,8 +17,18 @@ from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.elaboration.functions import problem_of
 from tilelink.frontend.elaboration.reading import Expressions
 from tilelink.frontend.elaboration.source import parsed
-from tilelink.frontend.schedule import power_of_two
-from tilelink.frontend.values import DOT_DTYPES, SUM_DTYPES, Block, Shape, Static, mixes, not_taken, result_of
+from tilelink.frontend.schedule import LEAST_STEP_OF_8_BITS, power_of_two
+from tilelink.frontend.values import (
+    DOT_DTYPES,
+    ITEM_SIZE,
+    SUM_DTYPES,
+    Block,
+    Shape,
+    Static,
+    mixes,
+    not_taken,
+    result_of,
+)
 
 MOST_ELEMENTS = 1 << 20
 """The most elements of a block: Triton compiles no larger one."""
@@ -133,6 +143,9 @@ class TritonCalls(Expressions):
             self.fail(DimensionError, node, f"{both}: {k} is not {depth}")
         if min(m, n, k) < 16:
             self.fail(TileSizeError, node, f"{both}: it takes at least 16 along each side")
+        if a.dtype and ITEM_SIZE[a.dtype] == 1 and k < LEAST_STEP_OF_8_BITS:
+            self.fail(TileSizeError, node, f"{both}: of {a.dtype}, it takes at least {LEAST_STEP_OF_8_BITS} along the "
+                      f"side that is added up, not {k}")
         shape = (*batch, m, n)
         if acc is not None and acc.shape not in (None, shape):
             self.fail(DimensionError, node, f"{both} can't be added to {acc.shape}; it is {shape}")
