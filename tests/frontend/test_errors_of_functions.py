@@ -79,6 +79,39 @@ def apart(a):
     return a
 
 
+@triton.jit
+def ending(a, n):
+    for i in range(4):
+        if i > n:
+            break
+        a += 1
+    return a
+
+
+@triton.jit
+def skipping(a, n: tl.constexpr):
+    for i in tl.static_range(2):
+        total = tl.sum(a)
+        if total > i:
+            continue
+        a += n
+    return a
+
+
+@triton.jit
+def by_lambda(a):
+    return (lambda x: x + 1)(a)
+
+
+@triton.jit
+def left_out(a, n: tl.constexpr):
+    if n > 3:
+        raise ValueError
+    if n == 2:
+        return a
+    return (lambda x: x + 1)(a)
+
+
 @tk.tile
 def role"""
 
@@ -103,6 +136,16 @@ WRONG = [
         "a = signed(tl.zeros((16, 16), tl.float32), t.M.start)  # <-",
         "signed returns below `if negative and a.dtype == tl.float32`, a branch on data",
     ),
+    calling(
+        "break",
+        "a = ending(tl.zeros((16, 16), tl.float32), tk.rank())  # <-",
+        "ending has what Triton does not compile (", "user.py:", "break: no loop ends early",
+    ),
+    calling(
+        "continue", "a = skipping(tl.zeros((16, 16), tl.float32), 2)  # <-",
+        "continue: put the rest of the loop's body below an `if`",
+    ),
+    calling("lambda", "a = by_lambda(tl.zeros((16, 16), tl.float32))  # <-", "a lambda: write a function"),
 ]
 
 
@@ -117,6 +160,12 @@ def test_what_is_known_when_triton_compiles(arguments: str, tmp_path: Path) -> N
     body = f"a = tl.zeros((16, 16), tl.float32)\nout[t].store(signed(a, {arguments}))"
     module = load(tmp_path, calling("right", body).source)
     assert "signed" in str(module.program.bind(module.schedule))
+
+
+def test_what_triton_leaves_out_is_not_refused(tmp_path: Path) -> None:
+    body = "a = left_out(tl.zeros((16, 16), tl.float32), 2)\nout[t].store(a)"
+    module = load(tmp_path, calling("right", body).source)
+    assert "left_out" in str(module.program.bind(module.schedule))
 
 
 @pytest.mark.parametrize("call", ["pruned(a)", "reused(a, True)", "apart(tl.max(a)) + a", "divided(a, t.M.start)"])

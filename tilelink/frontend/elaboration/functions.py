@@ -13,6 +13,15 @@ from tilelink.errors import shown
 from tilelink.frontend.expressions import Boolean, Expr
 from tilelink.frontend.values import Block
 
+_NOT_COMPILED: dict[type[ast.AST], str] = {
+    ast.Break: "break: no loop ends early; let later steps change nothing, by an `if` around the rest of the body",
+    ast.Continue: "continue: put the rest of the loop's body below an `if`",
+    ast.Lambda: "a lambda: write a function with @triton.jit",
+    ast.NamedExpr: "`:=`: assign on a line of its own",
+    ast.Try: "try: a kernel raises nothing",
+    ast.Raise: "raise: a kernel raises nothing",
+}
+"""What Triton's compiler has no translation for, and what to write."""
 _OF_TYPES = ("dtype", "shape", "type", "numel")
 """Attributes of a block that Triton knows when it compiles."""
 
@@ -21,7 +30,8 @@ def problem_of(called: triton.runtime.JITFunction, given: Mapping[str, Any]) -> 
     """Why Triton does not compile a call of a function; None if nothing is known against it. `given`: its arguments by
     the names of its parameters."""
     of_globals = (p for f in _with_callees(called) for p in _of_globals(f))
-    return next(of_globals, None) or _early_return(called, {n for n, v in given.items() if _varies(v)})
+    data = {n for n, v in given.items() if _varies(v)}
+    return next(of_globals, None) or _early_return(called, data) or _untranslated(called, data)
 
 
 def _varies(value: Any) -> bool:
@@ -85,21 +95,51 @@ def _early_return(f: triton.runtime.JITFunction, data: set[str]) -> str | None:
             "branches, and return it in the last line")
 
 
+def _untranslated(f: triton.runtime.JITFunction, data: set[str]) -> str | None:
+    """A text for the first thing in a function that Triton's compiler has no translation for, if the compiler surely
+    gets there: not behind a return, and in no branch that may be on a constant. `data`: as in `_early_return`."""
+    data = set(data)
+    for s in _definition(f).body:
+        for node in (s, *_reached(s, data)):
+            if (instead := _NOT_COMPILED.get(type(node))) is not None:
+                assert isinstance(node, ast.stmt | ast.expr)
+                return f"{f.fn.__name__} has what Triton does not compile ({_line(f, node)}), {instead}"
+        if any(isinstance(n, ast.Return) for n in ast.walk(s)):
+            return None
+    return None
+
+
+def _reached(node: ast.AST, data: set[str]) -> Iterator[ast.AST]:
+    """What is in a node, without branches that may be on a constant. `data`: as in `_return_on_data`."""
+    _assign(node, data)
+    if isinstance(node, ast.For) and ast.unparse(node.iter).startswith(("range(", "tl.range(")):
+        data |= {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(node, ast.If | ast.IfExp) or child is node.test or _reads(node.test, data):
+            yield child
+            yield from _reached(child, data)
+
+
 def _return_on_data(body: Iterable[ast.stmt], data: set[str]) -> ast.If | None:
     """The first `if` on data with a return below it. `data`: the variables that hold data; changed as statements do."""
     for s in body:
         if isinstance(s, ast.If) and _reads(s.test, data) and any(isinstance(r, ast.Return) for r in ast.walk(s)):
             return s
-        if isinstance(s, ast.Assign | ast.AugAssign | ast.AnnAssign) and s.value is not None:
-            names = {n.id for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-            holds = _reads(s.value, data) or (isinstance(s, ast.AugAssign) and bool(names & data))
-            data -= names
-            data |= names if holds else set()
+        _assign(s, data)
         inside = [*getattr(s, "body", []), *getattr(s, "orelse", [])]
         for _ in range(2 if isinstance(s, ast.For | ast.While) else 1):  # a loop comes back with what it computed
             if (found := _return_on_data(inside, data)) is not None:
                 return found
     return None
+
+
+def _assign(s: ast.AST, data: set[str]) -> None:
+    """Changes `data`, the variables that hold data, as an assignment does."""
+    if isinstance(s, ast.Assign | ast.AugAssign | ast.AnnAssign) and s.value is not None:
+        names = {n.id for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        holds = _reads(s.value, data) or (isinstance(s, ast.AugAssign) and bool(names & data))
+        data -= names
+        data |= names if holds else set()
 
 
 def _reads(node: ast.AST, data: set[str]) -> bool:
