@@ -154,6 +154,21 @@ schedule = tk.Schedule(role=tk.SMs(tile=(16, 16, 16)))
     assert kept in lowered
 
 
+@pytest.mark.parametrize(
+    ("argument", "given"),
+    [
+        ("x.rows.size", "tl.cast(M, tl.int32)"), ("b=x.rows.size * tk.world()", "b=tl.cast(M*world, tl.int32)"),
+        ("tk.world()", "world"), ("x.rows.size + t.rows.start", "M + M_lo"), ("3", "3"),
+    ],
+)  # fmt: skip
+def test_a_size_is_a_tensor_in_a_function_of_the_user(argument: str, given: str, tmp_path: Path) -> None:
+    """Else it would be a constant where it is 1, and `b.to(...)` would compile at other sizes only."""
+    text = alone(f"a = dot(tl.zeros((16, 16), tl.float32), {argument})")
+    module = load(tmp_path, changed(text, {"\n@tk.tile\ndef role": USER}))
+    (computed,) = module.program.bind(module.schedule).roles[0].body
+    assert str(computed.code).endswith(f", {given})")
+
+
 DTYPES = {d: f"tl.{TRITON_DTYPES[d]}" for d in TRITON_DTYPES}
 ALL = ["-a", "a > 0", "tl.where(a > 0, a, 1)", "tl.maximum(a, a)", "tl.max(a, 1)", "tl.min(a)", "tl.zeros_like(a)",
        "tl.max(a, 1, keep_dims=True)", "a.T", "tl.sum(a, 0)", "a + 1", "a - 1.5", "1.0 - a", "a * True", "a / 2",

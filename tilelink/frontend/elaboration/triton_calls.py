@@ -17,6 +17,7 @@ from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.elaboration.functions import problem_of
 from tilelink.frontend.elaboration.reading import Expressions
 from tilelink.frontend.elaboration.source import parsed
+from tilelink.frontend.expressions import WORLD, Expr
 from tilelink.frontend.schedule import LEAST_STEP_OF_8_BITS, power_of_two
 from tilelink.frontend.values import (
     DOT_DTYPES,
@@ -58,8 +59,9 @@ class TritonCalls(Expressions):
             shape, dtype = result_of(name, given)
         except ValueError as e:
             self.fail(DimensionError, node, f"{ast.unparse(node)}: {e}")
-        arguments = [self.node(n, v) for n, v in zip(node.args, values, strict=True)]
-        keys = [ast.keyword(k.arg, self.node(k.value, keywords[k.arg])) for k in node.keywords if k.arg]
+        source = self.node if own is None else self.argument_of_own
+        arguments = [source(n, v) for n, v in zip(node.args, values, strict=True)]
+        keys = [ast.keyword(k.arg, source(k.value, keywords[k.arg])) for k in node.keywords if k.arg]
         if name == "dot":
             shape = self.dot(node, given)
             keys += self.dot_dtype(node, given)
@@ -70,6 +72,15 @@ class TritonCalls(Expressions):
         self.check_elements(node, shape)
         mixed = own is None and mixes(given.values(), dtype)
         return Block(ast.Call(function, arguments, keys), shape, dtype, mixed)
+
+    def argument_of_own(self, node: ast.expr, value: Any) -> ast.expr:
+        """The source of an argument of a user's function. A size is made a tensor, because Triton makes a constant of a
+        size of 1, and a constant has no methods, such as .to."""
+        made, of_sizes = self.node(node, value), {d for t in self.tensors.values() for d in t.dims}
+        named = {str(s) for s in value.free_symbols} if isinstance(value, Expr) else set()
+        if not named & of_sizes or named - of_sizes - {WORLD.name}:
+            return made
+        return ast.Call(parsed("tl.cast"), [made, parsed("tl.int32")], [])
 
     def bound(
         self, node: ast.Call, name: str, owner: Block | None, values: list[Any], keywords: dict[str, Any]
