@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 import triton
+import triton.language as tl
 
 from tests.emulator.launches import launch_one, run_one
 from tests.emulator.worlds import Heap
@@ -71,6 +72,29 @@ def test_nan_is_left_out_as_on_gpus(dtype: torch.dtype):
     clamped = torch.tensor([-1, 1, -1, -1], dtype=dtype)
     expected = [torch.fmax(x, y), torch.fmin(x, y), clamped, torch.maximum(x, y), x.clamp(-1, 1)]
     assert torch.equal(out.nan_to_num(99), torch.stack(expected).nan_to_num(99))
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(
+    ("source", "dtype", "wanted"),
+    [
+        (torch.float32, tl.int32, [2, -2, 0, 2**31 - 1, -(2**31), 2**31 - 1, 2**24, -300]),
+        (torch.bfloat16, tl.int32, [2, -2, 0, 2**31 - 1, -(2**31), 2**31 - 1, 2**24, -300]),
+        (torch.float32, tl.uint32, [2, 0, 0, 2**32 - 1, 0, 2**32 - 1, 2**24, 0]),
+        (torch.float32, tl.int64, [2, -2, -(2**63), 2**63 - 1, -(2**63), 2**63 - 1, 2**24, -300]),
+        (torch.float64, tl.int32, [2, -2, -(2**31), 2**31 - 1, -(2**31), 2**31 - 1, 2**24, -300]),
+        (torch.float32, tl.int16, [2, -2, 0, 2**15 - 1, -(2**15), 2**15 - 1, 2**15 - 1, -300]),
+        (torch.float32, tl.int8, [2, -2, 0, -1, 0, -1, -1, -44]),
+        (torch.float32, tl.uint8, [2, 0, 0, 255, 0, 255, 255, 0]),
+    ],
+    ids=str,
+)
+def test_integers_are_cut_off_as_on_gpus(source: torch.dtype, dtype: tl.dtype, wanted: list[int]):
+    """As PTX's cvt.rzi: beyond the integers is the nearest one, of 8 bits the lower half of one of 16 bits."""
+    x = torch.tensor([2.9, -2.9, torch.nan, torch.inf, -torch.inf, 2.0**70, 2.0**24, -300], dtype=source)
+    out = torch.zeros(8, dtype=torch.int64)
+    run_one(kernels.cut_off, dict(x_ptr=x, out_ptr=out), N=8, DTYPE=dtype)
+    assert out.tolist() == wanted
 
 
 @pytest.mark.versions

@@ -55,6 +55,12 @@ def without_numbers(x_ptr, y_ptr, out_ptr, N: tl.constexpr):
 
 
 @triton.jit
+def cut_off(x_ptr, out_ptr, N: tl.constexpr, DTYPE: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out_ptr + i, tl.load(x_ptr + i).to(DTYPE).to(tl.int64))
+
+
+@triton.jit
 def bits(x_ptr, y_ptr, out_ptr, N: tl.constexpr):
     """Arithmetic of bool, which has one bit."""
     i = tl.arange(0, N)

@@ -1,5 +1,6 @@
 """Arithmetic of interpreted kernels as GPUs compute it: bfloat16 in float32, where Triton's interpreter would add its
-uint16 words; casts to and from float8; maxima and minima that leave out NaN; sums and differences of bool."""
+uint16 words; casts to and from float8, and to integers; maxima and minima that leave out NaN; sums and differences of
+bool."""
 
 from __future__ import annotations
 
@@ -121,6 +122,23 @@ def _cast(self: Any, source: Any, target: Any) -> Any:
     return _stock_cast(self, _widened(source), target) if after != tl.float32 else _widened(source)
 
 
+def to_integers(values: Array, dtype: Any) -> Array:
+    """Floating-point values cut off to integers as PTX's `cvt.rzi`: what is beyond the integers becomes the nearest
+    one. Integers of 8 bits are the lower half of such ones of 16 bits. NaN becomes 0, or the integer of only the first
+    bit if either side has 64 bits."""
+    wide = np.dtype(f"{dtype.kind}{max(2, dtype.itemsize)}")
+    least, most = np.iinfo(wide).min, np.iinfo(wide).max
+    of_nan = 1 << (8 * wide.itemsize - 1) if 8 in (wide.itemsize, values.dtype.itemsize) else 0
+    exact = values.astype(np.float64)
+    inside = np.where((exact > least) & (exact < float(most)), exact, 0).astype(wide)
+    clamped = np.where(exact >= float(most), most, np.where(exact <= least, least, inside)).astype(wide)
+    return np.where(np.isnan(exact), np.array(of_nan, f"u{wide.itemsize}").view(wide), clamped).astype(dtype)
+
+
+def _integer_cast(self: Any, source: Any, target: Any) -> Any:
+    return Handle(to_integers(_widened(source).data, np.dtype(numpy_dtype(target.scalar))), target.scalar)
+
+
 def _float_cast(self: Any, source: Any, target: Any, rounding: Any) -> Any:
     to_nearest = rounding is None or rounding == stock._ir.ROUNDING_MODE.RTNE
     if source.dtype.scalar == tl.float32 and target.scalar == tl.bfloat16 and to_nearest:
@@ -177,6 +195,8 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     "create_minnumf": _minimum,
     "cast_impl": _cast,
     "create_fp_to_fp": _float_cast,
+    "create_fp_to_si": _integer_cast,
+    "create_fp_to_ui": _integer_cast,
     "create_dot": _dot,
     "get_bf16": lambda self, value: _cast(self, self.get_fp32(value), tl.bfloat16),
 }
