@@ -30,7 +30,7 @@ def experts(place: Place, report: Report) -> None:
         with report.case("result and gradients", **about) as found:
             for seed in range(2):
                 given = operands(place, tokens, width, seed)
-                found |= judged([_call(given).detach(), *_gradients(given)], right(given))
+                found |= judged(_result_and_gradients(given), right(given))
                 if not found["ok"]:
                     found["error"] = f"call {seed} is wrong"
                     break
@@ -100,5 +100,6 @@ def _call(given: dict[str, torch.Tensor]) -> torch.Tensor:
     return ops.mixture_of_experts(given["x"], *rest, group=dist.group.WORLD)
 
 
-def _gradients(given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    return list(torch.autograd.grad(_call(given).sum(), [given[n] for n in NAMES]))
+def _result_and_gradients(given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    out = _call(given)
+    return [out.detach(), *torch.autograd.grad(out.sum(), [given[n] for n in NAMES])]

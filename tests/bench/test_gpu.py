@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import bench.gpu.place
+from bench import steps
 from bench.gpu import command, others, recorded, right, speed, supervise, vain
 from bench.gpu.command import STEPS, main
 from bench.gpu.no_cuda import missing
@@ -46,11 +47,12 @@ def test_steps_on_the_cpu(step: str, tmp_path: Path) -> None:
     assert not any(r["speedup"] for r in found), "an interpreter's time is held against nobody's"
 
 
-def test_the_host_is_timed_without_a_gpu(tmp_path: Path) -> None:
+def test_the_host_is_timed_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of calls whose launches do nothing, and of a launch of Triton's that does nothing either. In a process of its
     own: there, another library stands in place of CUDA's."""
     if missing():
         pytest.skip(f"no {missing()}")
+    steps_are(monkeypatch, tmp_path, "from bench.gpu import host; host.CALLS, host.TIMES = 10, 3")
     assert main(["--step", "host", "--dry", "--out", str(tmp_path)]) == 0
     (found,) = (r for r in json_lines(tmp_path / "gpu-dry.jsonl") if r["what"] != BEGUN)
     assert found["past_triton"]
@@ -281,12 +283,46 @@ command.STEPS = {{"hangs": (600.0, hang), "first": (60.0, right.first)}}
         os.kill(int(started.read_text()), 0)
 
 
+class InThisProcess:
+    """A step's process: here its command is run when the script waits for it."""
+
+    def __init__(self, command: list[str], env: dict[str, str], **_: Any) -> None:
+        self.command, self.environment = command, env
+
+    def wait(self, timeout: float | None = None) -> int:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(os, "environ", self.environment)
+            return main(self.command[3:])
+
+
+def test_findings_of_a_step_are_said_again_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And in the exit code. The step's process has the queues that it needs: CUDA reads their number once."""
+
+    def finds(place: Place, report: Report) -> None:
+        report.add(os.environ[QUEUES], ok=False, error="is wrong")
+
+    monkeypatch.setattr(supervise, "subprocess", SimpleNamespace(Popen=InThisProcess, TimeoutExpired=TimeoutError))
+    monkeypatch.setattr(supervise, "end_session", lambda process: None)
+    monkeypatch.setattr(steps, "watched", nullcontext)  # it writes to the stderr of a process
+    monkeypatch.delenv(QUEUES, raising=False)
+    monkeypatch.setattr(command, "STEPS", {"finds": (60.0, finds)})
+    assert main(["--dry", "--out", str(tmp_path)]) == 1
+    begun, found = json_lines(tmp_path / "gpu-dry.jsonl")
+    assert (begun["what"], begun["step"], found["step"]) == (BEGUN, "finds", "finds")
+    assert (found["verdict"], found["error"], found["what"]) == (WRONG, "is wrong", "32")
+    said = capsys.readouterr().err
+    assert f"{WRONG}: step finds" in said and f"1 {WRONG}" in said
+
+
+@pytest.mark.verify
 @pytest.mark.parametrize(
     ("step", "code_of_main", "verdict", "error"),
     [
-        pytest.param("dies", 3, DIED, "ended with exit code 1", marks=pytest.mark.verify),
+        ("dies", 3, DIED, "ended with exit code 1"),
         ("finds", 1, WRONG, "is wrong"),
-        pytest.param("late", 3, OUT_OF_TIME, "not begun: the time of this step is over", marks=pytest.mark.verify),
+        ("late", 3, OUT_OF_TIME, "not begun: the time of this step is over"),
     ],
     ids=["dies", "finds", "late"],
 )
