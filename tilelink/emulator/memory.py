@@ -63,6 +63,10 @@ class Region:
 
     def box_of(self, addresses: Array, itemsize: int = 1) -> Box:
         """The smallest box that holds the elements at some addresses."""
+        if addresses.size == 1:  # arrays of one element take much longer than numbers
+            first = int(addresses[0]) - self.base
+            ends = (self._digits(byte // self.itemsize) for byte in (first, first + itemsize - 1))
+            return tuple((lo, hi + 1) for lo, hi in zip(*ends, strict=True))
         low = self._digits((addresses - self.base) // self.itemsize)
         high = self._digits((addresses + (itemsize - 1) - self.base) // self.itemsize)
         return tuple((int(lo.min()), int(hi.max()) + 1) for lo, hi in zip(low, high, strict=True))
@@ -165,6 +169,9 @@ def overlap(dimensions: Iterable[tuple[int, int]]) -> bool:
     return False
 
 
+_ONE_LANE, _ONE_INSIDE = np.arange(1), np.ones(1, bool)
+
+
 class Outside(Exception):
     """An address that is in no region."""
 
@@ -197,6 +204,8 @@ class RegionMap:
     def locate(self, pointers: Array, mask: Array | None, itemsize: int) -> list[Access]:
         """The accesses of a tile of pointers: one per region, none if the mask selects nothing. Raises `Outside`."""
         addresses = pointers.view(np.int64).reshape(-1)
+        if addresses.size == 1 and mask is None:
+            return [Access(self._around(addresses, itemsize)[0], itemsize, addresses, _ONE_LANE)]
         if mask is None or mask.all():
             lanes = np.arange(addresses.size)
         else:
@@ -213,12 +222,18 @@ class RegionMap:
 
     def _around(self, addresses: Array, itemsize: int) -> tuple[Region, Array]:
         """The region of the first element, and which elements it holds; the one with the most, if several match."""
-        first = int(addresses[0])
-        spanning = [(r, r.contains(addresses, itemsize)) for r in self._spanning(first, first + itemsize)]
-        found = [(region, inside) for region, inside in spanning if inside[0]]
-        if not found:
+        first, one = int(addresses[0]), addresses.size == 1
+        found: tuple[Region, Array] | None = None
+        most = 0
+        for region in self._spanning(first, first + itemsize):
+            inside = _ONE_INSIDE if one and region.dense else region.contains(addresses, itemsize)
+            if inside[0] and (many := int(np.count_nonzero(inside))) > most:
+                found, most = (region, inside), many
+                if most == addresses.size:
+                    break
+        if found is None:
             raise Outside(first)
-        return max(found, key=lambda entry: np.count_nonzero(entry[1]))
+        return found
 
 
 def common_step(offsets: Array, size: int) -> int:

@@ -131,6 +131,6 @@ class ShadowMemory:
 
 
 def _distinct(values: Array) -> list[int]:
-    if (values == values[0]).all():
+    if len(values) == 1 or (values == values[0]).all():
         return [int(values[0])]
     return [int(value) for value in np.unique(values)]
