@@ -51,7 +51,7 @@ def test_so_many_columns_of_all_experts_come_first(columns: int) -> None:
 
 @pytest.mark.parametrize("world", first_of([3, 1]))
 def test_results_are_the_same(world: int) -> None:
-    form, options = (matmul_combine, by_columns(2)), {"N": 50, "integers": True}
+    form, options = (matmul_combine, by_columns(2)), {"K": 16, "N": 50, "integers": True}
     calls = [Routed(form, random_counts(world, 2, seed, 20 // world), seed=seed, **options) for seed in (1, 2)]
     nothing = Routed(form, [[0] * world] * 2 * world, **options)
     run_and_check(*calls, nothing)

@@ -87,7 +87,7 @@ def test_auto_is_what_a_whole_layer_is_predicted_to_take(spread: int) -> None:
 
 def test_unfused_a_layer_takes_what_its_products_take() -> None:
     """Whichever fused form is the fastest of the layer, and of each product; and SwiGLU over the rows there are."""
-    h800, layer = machine("h800"), WholeLayer(*model("qwen3-30b-a3b").experts(8, 8))
+    h800, layer = machine("h800"), WholeLayer(*model("tilelink-moe-1").experts(8, 8))
     choice = choose_layer(layer, h800, "bfloat16", 256)
     products = [choose_experts(product, h800, "bfloat16", 256) for product in layer]
     between = activation_us(h800, "bfloat16", 256 * layer.gate_up.each // 8, layer.down.depth)

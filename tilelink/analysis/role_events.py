@@ -29,13 +29,15 @@ worker; they are not columns of `Events`."""
 NOTHING = dict.fromkeys(("tensor", "home", "entry", "cell", "expected"), -1)
 NOTHING |= {"lo": 0, "hi": 1, "amount": 0, "late": False, "picked": False}
 """Default values of columns. `late`, which is no column of `Events`: the worker's next tile notifies this."""
+WIDE = ("lo", "hi")
+"""Columns with a number for each dimension."""
 AT_HOME = own("home")
 """The rank in whose memory a waited or notified view lies."""
 
 
 def no_events(program: ir.TileProgram) -> dict[str, np.ndarray]:
     """The columns of an empty list of events."""
-    wide = dict.fromkeys(("lo", "hi"), (0, max(len(t.dims) for t in program.tensors)))
+    wide = dict.fromkeys(WIDE, (0, max(len(t.dims) for t in program.tensors)))
     return {c: np.zeros(wide.get(c, 0), Events.COLUMNS.get(c, np.int32)) for c in (*Events.COLUMNS, *ORDER)}
 
 
@@ -44,7 +46,7 @@ class RoleEvents(Lanes):
 
     def __init__(self, run: Unrolling, index: int) -> None:
         super().__init__(run, index)
-        self.batches: list[tuple[np.ndarray, dict[str, np.ndarray]]] = []  # lanes, and the columns of their events
+        self.batches: list[tuple[np.ndarray, dict[str, Any]]] = []  # lanes, and columns: of each event, or of all
         self.trips: Any = 1
         self.guards: dict[str, dict[str, list[tuple[np.ndarray, np.ndarray]]]] = {}
         self.owed = 0  # a tile's late notifications come before this batch of the next
@@ -57,7 +59,7 @@ class RoleEvents(Lanes):
             return no_events(self.program)
         lane = np.concatenate([lanes for lanes, _ in self.batches])
         seq = 2 * np.repeat(np.arange(len(self.batches), dtype=np.int32), [len(lanes) for lanes, _ in self.batches])
-        columns = {c: np.concatenate([b[c] for _, b in self.batches]) for c in self.batches[0][1]}
+        columns = {c: self.column(c) for c in self.batches[0][1]}
         if (late := columns.pop("late")).any():
             next_tile = self.next_tiles()[lane]
             moves = late & (next_tile >= 0)
@@ -68,6 +70,16 @@ class RoleEvents(Lanes):
         of_role = {"role": self.index, "launch": self.order.launch}
         columns |= {c: np.full(len(lane), v, np.int16) for c, v in of_role.items()}
         return columns | {"seq": seq}
+
+    def column(self, name: str) -> np.ndarray:
+        """A column of all batches."""
+        along = (self.dims,) if name in WIDE else ()
+        made = np.empty((sum(len(lanes) for lanes, _ in self.batches), *along), Events.COLUMNS.get(name, bool))
+        stop = 0
+        for lanes, columns in self.batches:
+            start, stop = stop, stop + len(lanes)
+            made[start:stop] = columns[name]
+        return made
 
     def next_tiles(self) -> np.ndarray:
         """The lane of the next tile of this role in the same turn on each lane's worker; -1 if it is the last."""
@@ -302,14 +314,11 @@ class RoleEvents(Lanes):
         if tensor is not None:
             said["tensor"] = self.program.numbers[tensor]
         columns = {**NOTHING, **said, "op": op, "site": self.run.sites.setdefault(site, len(self.run.sites))}
-
-        def column(name: str, value: Any) -> np.ndarray:
-            dtype, along = Events.COLUMNS.get(name, bool), (self.dims,) if name in ("lo", "hi") else ()
-            if not isinstance(value, np.ndarray):
-                return np.full((len(self.act), *along), value, dtype)
-            return np.broadcast_to(value, (self.lanes, *along))[self.act].astype(dtype)
-
-        self.batches.append((self.act, {name: column(name, value) for name, value in columns.items()}))
+        for name, value in columns.items():
+            if isinstance(value, np.ndarray) and value.ndim:
+                lanes = (self.lanes, self.dims) if name in WIDE else (self.lanes,)
+                columns[name] = (value if value.shape == lanes else np.broadcast_to(value, lanes))[self.act]
+        self.batches.append((self.act, columns))
 
 
 def _summarisable(s: ir.For) -> bool:
