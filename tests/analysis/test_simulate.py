@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilelink as tk
-from tests.parameters import rarely
+from tests.parameters import random_tries, rarely
 from tests.programs import gathered as gathering
 from tests.programs.alone import sum_of_peers
 from tests.programs.exchanges import readers_first
@@ -297,8 +296,7 @@ def runs(draw: st.DrawFn) -> Prediction:
     )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
-@given(runs())
+@random_tries(20, 40, runs())
 def test_bounds_hold_and_parts_add_up(p: Prediction) -> None:
     assert max(p.bound_us, p.compute_us, p.comm_us) <= p.makespan_us and 0 < p.efficiency <= 1
     timeline = p.timeline  # which checks that workers do one thing at a time, and that waits lie in their tiles

@@ -88,7 +88,7 @@ def test_partial_sums_are_right(
     program: Any, schedule: str, also: str, engine: tuple[int, int], parts: tuple[int, ...]
 ) -> None:
     """Where the engine also stores what registers have added up, and where homes have parts of several lengths."""
-    call = Sum(parts, N=200, K=40, integers=True).by((program, schedule), matmul=(16, 32, 16), moved=(16, 128))
+    call = Sum(parts, N=136, K=24, integers=True).by((program, schedule), matmul=(16, 32, 16), moved=(16, 128))
     assert isinstance(call.schedule, tk.Schedule)
     source = on_describing(replace(call, schedule=call.schedule.changed(**{also: {"via": "tma"}})))
     assert of_engine(source) == engine

@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 import sympy
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.parameters import random_tries
 from tilelink.frontend.arithmetic import evaluate
 from tilelink.frontend.bounds import below
 from tilelink.frontend.expressions import (
@@ -83,7 +83,6 @@ def combined(of: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
 LEAVES = st.sampled_from([RANK, WORLD, PER_NODE, I, J, N, *map(sympy.Integer, range(3))])
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.recursive(LEAVES, combined, max_leaves=5), st.sampled_from([WORLD, PER_NODE, NODES, N]))
+@random_tries(75, 150, st.recursive(LEAVES, combined, max_leaves=5), st.sampled_from([WORLD, PER_NODE, NODES, N]))
 def test_what_is_proved_holds(e: Expr, size: Expr) -> None:
     assert not below(e, size, ENDS) or always(e, size)

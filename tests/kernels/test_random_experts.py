@@ -1,6 +1,6 @@
 """Two products of experts and all gradients by the programs, against float64: random sizes, every extreme routing.
 
-`make test` has 3 small ones; `make verify` draws 57 more, and 300 of up to 8 ranks and 256 experts.
+`make test` has a small one; `make verify` draws 59 more, and 300 of up to 8 ranks and 256 experts.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Drawn:
             assert made[wanted == 0].eq(0).all() if not wanted.any() else made.isfinite().all()
 
 
-@some_of(60, first=2)
+@some_of(60, first=1)
 def test_forward_and_backward_of_small_ones(seeds: range) -> None:
     for seed in seeds:
         Drawn.of(seed, small=True).check()

@@ -95,7 +95,6 @@ def test_a_routing_of_another_plan_is_an_error_on_every_rank(pool: Pool) -> None
             ("one_kernel:few", ["mixture_of_experts few"]),
             ("pull", ["dispatch_matmul pull", "matmul_combine pull"]),
         ],
-        2,
     ),
 )
 def test_auto_takes_the_plan_that_is_predicted_to_be_the_fastest(

@@ -7,12 +7,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings
 
 import tilelink as tk
 from tests.analysis.runs import RESULTS, SIGNALS, Run, runs
 from tests.differential.comparing import loaded
 from tests.differential.generator import Case, damaged, drawn
+from tests.parameters import random_tries
 from tests.programs.alone import (
     first_of_a_row_writes,
     reads_next_rank,
@@ -33,8 +33,7 @@ from tilelink.frontend.sizes import Sizes
 from tilelink.programs.program import Program
 
 
-@settings(max_examples=60, deadline=None)
-@given(runs(RESULTS + SIGNALS))
+@random_tries(30, 60, runs(RESULTS + SIGNALS))
 def test_programs_are_safe_at_random_sizes(run: Run) -> None:
     """And the structure says so of those that have no conditions; what it says depends on no size. Two have tiles
     that notify a region more than once, at some sizes: that is found, and nothing else."""

@@ -256,8 +256,8 @@ def test_no_such_model(run: Run) -> None:
 
 
 def test_an_error_of_a_prediction_ends_it(run: Run, config: Path, one_core: None) -> None:
-    config.write_text(json.dumps(TINY | {"intermediate_size": 2**28}))
-    assert run.error("plan", str(config), "--machine", "h800", "--tp", "2", "--tokens", "4096")["class"] == "MachineMemoryError"
+    config.write_text(json.dumps(TINY | {"intermediate_size": 2**26}))
+    assert run.error("plan", str(config), "--tp", "2", "--tokens", "131072")["class"] == "MachineMemoryError"
 
 
 @pytest.mark.verify
