@@ -16,6 +16,8 @@ from tilelink.emulator.kernel_values import Handle, numpy_dtype
 from tilelink.emulator.memory import Array
 
 _Builder = stock.InterpreterBuilder
+_WORDS = {np.dtype(np.uint16).num, np.dtype(np.uint8).num}
+"""Words of bfloat16 and float8, among others."""
 _QUIET_NAN = np.uint16(0x7FC0)
 _FLOAT8_NAN = np.uint8(0x7F)
 _FLOAT8: dict[Any, Array] = {
@@ -81,6 +83,8 @@ def _refuse_float8(handle: Any) -> None:
 
 def _computed_wide(operation: Callable[..., Any], operands: int) -> Callable[..., Any]:
     def wide(self: Any, *arguments: Any) -> Any:
+        if arguments[operands - 1].data.dtype.num not in _WORDS:  # most are none
+            return operation(self, *arguments)
         handles, rest = arguments[:operands], arguments[operands:]
         if rest[:1] != (np.where,):
             _refuse_float8(handles[-1])

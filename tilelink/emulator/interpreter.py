@@ -161,7 +161,8 @@ def _patched(memory: Accesses) -> ExitStack:
         _replace(patches, _Builder, "create_assert", assert_all)
         _replace(patches, _Builder, "create_extern_elementwise", create_extern_elementwise)
         forms = Forms()
-        _replace(patches, tl.tensor, "__init__", lambda self, *of: forms.initialize(self, *of))
+        _replace(patches, tl.tensor, "__init__", forms.initializer())
+        _replace(patches, tl.block_type, "__init__", forms.block_initializer())
         for name, operator in operators(forms).items():
             _replace(patches, tl.tensor, name, operator)
         return patches.pop_all()

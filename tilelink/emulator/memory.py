@@ -238,7 +238,7 @@ class RegionMap:
 
 def common_step(offsets: Array, size: int) -> int:
     """The largest power of two that divides all offsets and a size."""
-    bits = int(np.bitwise_or.reduce(offsets)) | size
+    bits = int(offsets[0] if offsets.size == 1 else np.bitwise_or.reduce(offsets)) | size
     return bits & -bits
 
 

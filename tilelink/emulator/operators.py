@@ -39,6 +39,9 @@ _INTEGERS = {
 }
 """Methods of Triton's builder for signed integers."""
 _FLOATS = {"add": "create_fadd", "sub": "create_fsub", "mul": "create_fmul"}
+MOST_FORMS = 4096
+"""The most block types that are kept: kernels may make new types of pointers again and again."""
+_initialize_block = tl.block_type.__init__
 _Operator = Callable[[Any, Any], Any]
 
 
@@ -48,16 +51,39 @@ class Forms:
     def __init__(self) -> None:
         self._shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
         self._blocks: dict[tuple[int, tuple[int, ...]], Any] = {}
+        self._made: dict[tuple[int, tuple[Any, ...]], dict[str, Any]] = {}
 
-    def initialize(self, tensor: Any, handle: Any, type: Any) -> None:
-        """Replaces `tl.tensor.__init__`."""
-        extent = _extent(type)
-        shape = self._shapes.get(extent)
-        if shape is None:
-            sizes = tl.tuple([tl.constexpr(size) for size in extent])
-            shape = self._shapes[extent] = sizes, tl.constexpr(math.prod(extent))
-        tensor.handle, tensor.type, tensor.dtype = handle, type, type.scalar
-        tensor.shape, tensor.numel = shape
+    def block_initializer(self) -> Callable[[Any, Any, Any], None]:
+        """The replacement for `tl.block_type.__init__`: equal types have one shape and one name."""
+        made = self._made
+
+        def initialize(block: Any, element_ty: Any, shape: Any) -> None:
+            key = id(element_ty), tuple([s.value if type(s) is tl.constexpr else s for s in shape])
+            known = made.get(key)
+            if known is not None:
+                vars(block).update(known)
+                return
+            _initialize_block(block, element_ty, shape)
+            if len(made) >= MOST_FORMS:
+                made.clear()
+            made[key] = dict(vars(block))  # which holds the element, so no other one gets its id
+
+        return initialize
+
+    def initializer(self) -> Callable[[Any, Any, Any], None]:
+        """The replacement for `tl.tensor.__init__`."""
+        shapes = self._shapes
+
+        def initialize(tensor: Any, handle: Any, type: Any) -> None:
+            extent = tuple(type.shape) if type.is_block() else ()
+            shape = shapes.get(extent)
+            if shape is None:
+                sizes = tl.tuple([tl.constexpr(size) for size in extent])
+                shape = shapes[extent] = sizes, tl.constexpr(math.prod(extent))
+            tensor.handle, tensor.type, tensor.dtype = handle, type, type.scalar
+            tensor.shape, tensor.numel = shape
+
+        return initialize
 
     def of(self, element: Any, extent: tuple[int, ...]) -> Any:
         """The type of tensors of a dtype and extent; the extent of a single number is ()."""

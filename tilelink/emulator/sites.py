@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from traceback import walk_tb
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from tilelink.errors import Site
 
 files: set[str] = set()
 """The files whose functions run as kernels."""
+outermost: CodeType | None = None
+"""The code that runs programs: below it on the stack there are no kernels."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ def current() -> KernelSite:
     """The line that is running. Equal lines with equal callers are one object."""
     places: tuple[tuple[str, int], ...] = ()
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and frame.f_code is not outermost:
         file = frame.f_code.co_filename
         if file in files:
             places += ((file, frame.f_lineno),)
