@@ -108,7 +108,7 @@ def test_columns_are_sent_to_all_ranks(parts: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("dtype", first_of([torch.bfloat16, torch.float16, torch.float32]), ids=str)
 def test_a_role_in_an_epilogue_gives_the_bits_of_one_of_its_own(dtype: torch.dtype) -> None:
     """Also where the buffer that it would go through rounds."""
-    case = Sum((20, 3, 9), N=20, K=40, dtype=dtype)
+    case = Sum((20, 3, 9), N=20, K=24, dtype=dtype)
 
     def on(group: Group, schedule: str) -> torch.Tensor:
         given = case.x[group.rank], case.weight[group.rank]
@@ -147,7 +147,7 @@ def test_programs_may_be_mixed_in_one_lane(example: Any, seed: int) -> None:
     """Over one slot, where buffers and signals of one program come to lie where another's were."""
     parts = (5, 0, 20)
     int8 = example("scaled_matmul").scaled_matmul
-    gathering = Call(parts, N=20, K=40, bias=True)
+    gathering = Call(parts, N=20, K=24, bias=True)
     scattering = Sum(parts, N=20, K=24, integers=True)
     x = [torch.randint(-5, 6, (m, 2, 20), dtype=torch.int8) for m in parts]
     weight = torch.randint(-5, 6, (2, 20, 20), dtype=torch.int8)

@@ -29,8 +29,8 @@ def test_worlds(world: int, schedule: str) -> None:
 
 
 @pytest.mark.parametrize("slots", first_of([2, 1]))
-def test_twenty_calls_in_one_run(slots: int) -> None:
-    calls = [whole((5, 3), seed=s, schedule=("push", "pull")[s % 3 == 1]) for s in range(20)]
+def test_ten_calls_in_one_run(slots: int) -> None:
+    calls = [whole((5, 3), seed=s, schedule=("push", "pull")[s % 3 == 1]) for s in range(10)]
     run_and_check(*calls, slots=slots)
 
 

@@ -40,10 +40,10 @@ def kinds(exploration: Exploration) -> set[str]:
     *(pytest.param(*c, marks=pytest.mark.verify) for c in (("push", "pct"), ("pull", "random"))),
 ])  # fmt: skip
 def test_what_is_right_has_no_finding_and_every_seed_its_schedule(name: str, policy: str) -> None:
-    explored = explore(gather_matmul(name), range(4), policy)
+    explored = explore(gather_matmul(name), range(3), policy)
     assert not explored.findings
-    assert explored.schedules_run == explored.distinct == 4
-    assert str(explored) == f"no finding in 4 schedules, 4 of them distinct ({policy})\n"
+    assert explored.schedules_run == explored.distinct == 3
+    assert str(explored) == f"no finding in 3 schedules, 3 of them distinct ({policy})\n"
 
 
 @pytest.mark.parametrize("policy", first_of(["pct", "random"]))
