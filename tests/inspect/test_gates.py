@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,8 @@ from tests.modules import importable, text_of
 from tests.programs.attention import gathered_attention
 from tests.programs.gathered import corner
 from tests.verification.mutants.tools import Edit
-from tilelink.backend.lower import Lowered
 from tilelink.backend.targets import TARGETS
-from tilelink.inspect.compile import Compiled, compiled
+from tilelink.inspect.compile import compiled
 from tilelink.inspect.gates import judge
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
@@ -212,16 +210,9 @@ def test_a_poll_with_an_instruction_less_is_found(
     assert any(f.startswith(kind) for f in verdict(made).findings)
 
 
-@cache
-def pushed() -> tuple[Lowered, Compiled]:
-    """A program as the lowering makes it, and its kernel."""
+def test_spills_memory_and_narrow_copies_are_found() -> None:
     made, sizes = lowered("sm_90")
     (kernel,) = compiled(made, sizes)
-    return made, kernel
-
-
-def test_spills_memory_and_narrow_copies_are_found() -> None:
-    made, kernel = pushed()
     spilling = replace(kernel, spill_bytes=8, shared_bytes=300_000, warnings=("C7511: wgmma is serialised",))
     findings = judge(made, (spilling,)).findings
     assert [f.split(": ", 1)[1] for f in findings] == [
@@ -239,6 +230,7 @@ def test_spills_memory_and_narrow_copies_are_found() -> None:
 
 
 def test_what_gets_lost_between_ttgir_and_machine_code_is_found() -> None:
-    made, kernel = pushed()
+    made, sizes = lowered("sm_90")
+    (kernel,) = compiled(made, sizes)
     lost = replace(kernel, code=re.sub(r"red\.release", "red.relaxed", kernel.code))
     assert any("release: " in f and "in the machine code" in f for f in judge(made, (lost,)).findings)
