@@ -39,8 +39,9 @@ help: ## list the targets
 
 setup: $(READY) ## create .venv, or bring it up to date
 
+# Tests start many processes: bytecode is kept for them, also where the environment says not to.
 test: $(READY) .triton/nvshmem/.ready ## the tests, without those marked verify or gpu; some: ARGS="-k ring"
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(RUN) -m pytest -q -n $(JOBS) --dist loadfile --durations=30 $(ARGS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(RUN) -m pytest -q -n $(JOBS) --dist loadfile --durations=30 $(ARGS)
 
 lint: $(READY) ## ruff and mypy
 	$(RUN) -m ruff check .

@@ -65,6 +65,7 @@ def judged(program: Any, schedule: tk.Schedule, arch: str = "sm_90") -> Compiled
 class TestGate:
     """With mutants of the compiled kernel, which it has to find."""
 
+    @pytest.mark.verify  # linking the bitcode takes longer than any other test
     def test_rows_are_put_with_their_signal(self) -> None:
         main = judged(gather, rows)
         assert main.ttgir.count(PUT_SIGNAL) == 1 and PUT not in main.ttgir

@@ -35,7 +35,8 @@ def reported(step: Any, tmp_path: Path, place: Place, seconds: float = 300) -> l
 
 
 @pytest.mark.parametrize("step", [
-    "first", "vain", "experts", "speed", "kernels", "timelines", "tiles",
+    "first", "vain", "speed", "kernels", "tiles",
+    *(pytest.param(step, marks=pytest.mark.verify) for step in ("experts", "timelines")),  # they take longest
     pytest.param("graphs", marks=pytest.mark.verify),  # those on virtual ranks are in every run
 ])  # fmt: skip
 def test_steps_on_the_cpu(step: str, tmp_path: Path) -> None:
@@ -47,6 +48,7 @@ def test_steps_on_the_cpu(step: str, tmp_path: Path) -> None:
     assert not any(r["speedup"] for r in found), "an interpreter's time is held against nobody's"
 
 
+@pytest.mark.verify
 def test_the_host_is_timed_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of calls whose launches do nothing, and of a launch of Triton's that does nothing either. In a process of its
     own: there, another library stands in place of CUDA's."""

@@ -30,8 +30,8 @@ def compare(seed: int, *, most: int = 20_000) -> str:
 
 
 def test_a_sample_agrees() -> None:
-    found = Counter(compare(seed) for seed in range(40))
-    assert sum(n for kinds, n in found.items() if kinds.startswith(";")) > 5, found
+    found = Counter(compare(seed) for seed in range(20))
+    assert sum(n for kinds, n in found.items() if kinds.startswith(";")) > 2, found
     kinds = {kind for kinds in found for kind in kinds.split(";")[0].split(", ")}
     assert kinds >= {"race", "unwritten read", "signal count"}, kinds
 
