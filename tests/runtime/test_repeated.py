@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from threading import Event, Thread
 from typing import Any
@@ -18,6 +19,7 @@ from tests.ops.on_ranks import noted
 from tests.runtime.cuda_stand_in import StandIn
 from tilelink.errors import ArgumentError, ShapeError
 from tilelink.ops import known, of_all_ranks, programs, rows_of_experts, shortcuts
+from tilelink.ops.linear_operator import LinearOperator
 from tilelink.runtime.cuda.process_group import CudaProcessGroup
 
 SHORT = {
@@ -177,42 +179,101 @@ def test_wrong_arguments_after_right_ones(device: StandIn) -> None:
         ops.all_gather_linear({}, a)  # type: ignore[arg-type]
 
 
-def test_calls_that_are_not_quite_like_one_that_is_repeated(device: StandIn) -> None:
-    """Each is a kind of its own: checked once, and right."""
-    call = SHORT["several weights"]
-    assert noted_calls(device, call, 4) == 2
+@pytest.fixture
+def in_full(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The operators whose calls were made in full, by name."""
+    made, checked = list[str](), LinearOperator._checked_call
+
+    def noting(self: LinearOperator, *given: Any) -> Any:
+        made.append(self.call.name)
+        return checked(self, *given)
+
+    monkeypatch.setattr(LinearOperator, "_checked_call", noting)
+    return made
+
+
+@pytest.mark.parametrize("name", ["one weight", "gathered", "scattered", "reduced"])
+def test_calls_take_a_shortcut(device: StandIn, in_full: list[str], name: str) -> None:
+    call = SHORT[name]
+    assert_right(device, call, 4)
+    made = [call(*operands(seed)) for seed in range(3)]
+    known_before = len(in_full)
+    found = [call(*operands(seed)) for seed in range(3)]
+    assert len(in_full) == known_before
+    device.synchronize(device.current())
+    for one, other in zip(flat(made), flat(found), strict=True):
+        assert torch.equal(one, other) and one.data_ptr() != other.data_ptr()
+
+
+def test_calls_that_are_not_quite_like_one_that_is_repeated(device: StandIn, in_full: list[str]) -> None:
+    """Each is made in full once, and right, again and again."""
     x, a, b, bias = operands(1)
+    more = bias + 1
+    for _ in range(4):
+        ops.all_gather_linear(x, [a, b], [bias, more])
     later = torch.empty(x.numel() + 1)[1:].view_as(x).copy_(x)
     assert later.data_ptr() % known.ALIGNED
+    weights: Any = namedtuple("Weights", "a b")(a, b)
     others: list[Callable[[], Any]] = [
-        lambda: call(later, a, b, bias),
-        lambda: call(x.T.contiguous().T, a, b, bias),
-        lambda: ops.all_gather_linear(x, (a, b), [bias, None]),  # type: ignore[arg-type]
+        lambda: ops.all_gather_linear(later, [a, b], [bias, more]),
+        lambda: ops.all_gather_linear(x.T.contiguous().T, [a, b], [bias, more]),
+        lambda: ops.all_gather_linear(x, (a, b), [bias, more]),  # type: ignore[arg-type]
+        lambda: ops.all_gather_linear(x, weights, [bias, more]),
         lambda: ops.all_gather_linear(x, [a, b], [None, bias]),
-        lambda: ops.all_gather_linear(x, [a, b], (bias, bias)),
-        lambda: ops.all_gather_linear(x, [a, b], [bias, None], plan="pull"),
-        lambda: call(x.half(), a.half(), b.half(), bias.half()),
+        lambda: ops.all_gather_linear(x, [a, b], (bias, more)),  # type: ignore[arg-type]
+        lambda: ops.all_gather_linear(x, [a, b], [bias, more], plan="pull"),
+        lambda: ops.all_gather_linear(x.half(), [a.half(), b.half()], [bias.half(), more.half()]),
     ]
     for other in others:
-        found = other()
+        in_full.clear()
+        found = [other() for _ in range(4)]
+        assert in_full
         device.synchronize(device.current())
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TILELINK_BACKEND", "torch")
             wanted = other()
-        for one, right in zip(found, wanted, strict=True):
+        for one, right in ((one, right) for results in found for one, right in zip(results, wanted, strict=True)):
             assert one.dtype == right.dtype and relative_rms([one], [right]) < (1e-5 if one.dtype == x.dtype else 1e-3)
-    assert noted_calls(device, call, 4) == 0
+    ops.all_gather_linear(x, [a, b], [bias, more])
+    in_full.clear()
+    ops.all_gather_linear(x, [a, b], [bias, more])
+    assert not in_full
 
 
-def test_a_group_that_is_made_anew(device: StandIn) -> None:
-    """Calls of one group say nothing of another, whatever its name."""
+def test_layers_of_several_shapes_keep_their_shortcuts(device: StandIn, in_full: list[str]) -> None:
+    x, a, b, _ = operands(4)
+    layers = a, torch.cat([a, b]), a[:, :4].contiguous().half()
+    for _ in range(4):
+        in_full.clear()
+        for weight in layers:
+            ops.all_gather_linear(x[:, : weight.shape[1]].to(weight.dtype).contiguous(), weight)
+    assert not in_full
+    device.synchronize(device.current())
+
+
+def test_weights_that_are_trained_after_an_evaluation(device: StandIn, in_full: list[str]) -> None:
+    """A shortcut of calls without gradients is none for the same tensors with them."""
+    x, a, *_ = operands(3)
+    a.requires_grad_()
+    for _ in range(2):
+        in_full.clear()
+        with torch.no_grad():
+            for _ in range(5):
+                found = ops.all_gather_linear(x, a)
+        assert len(in_full) < 5 and found.grad_fn is None
+        assert ops.all_gather_linear(x, a).grad_fn is not None
+    device.synchronize(device.current())
+
+
+def test_another_group_of_the_same_processes(device: StandIn) -> None:
+    """Calls of one group say nothing of those of another."""
     call: Any = lambda x, a, b, bias, **of: ops.linear_reduce_scatter(x, a, bias, **of)  # noqa: E731
     assert noted_calls(device, call, 4) == 2
     other = dist.new_group([0])
     x, a, b, bias = operands(2)
     with noted() as ran:
         found = call(x, a, b, bias, group=other)
-    assert [str(r) for r in ran] and relative_rms([found], [x @ a.T + bias]) < 1e-5
+    assert ran and relative_rms([found], [x @ a.T + bias]) < 1e-5
 
 
 def test_what_torch_watches(device: StandIn) -> None:
@@ -221,6 +282,9 @@ def test_what_torch_watches(device: StandIn) -> None:
     assert_right(device, call, 4)
     x, a, b, bias = operands(5)
     with Mode() as mode:
+        call(x, a, b, bias)
+    assert mode.seen[0] == name
+    with Seeing() as mode:
         call(x, a, b, bias)
     assert mode.seen[0] == name
     with torch.profiler.profile() as profile:
@@ -248,6 +312,14 @@ class Mode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen.append(func.name())
         return func(*args, **(kwargs or {}))
+
+
+class Seeing(Mode):
+    """One like torch's own for debugging, whose presence guards of tensors do not tell."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
 
 
 class Wrapper(torch.Tensor):

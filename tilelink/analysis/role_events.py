@@ -317,7 +317,8 @@ class RoleEvents(Lanes):
         for name, value in columns.items():
             if isinstance(value, np.ndarray) and value.ndim:
                 lanes = (self.lanes, self.dims) if name in WIDE else (self.lanes,)
-                columns[name] = (value if value.shape == lanes else np.broadcast_to(value, lanes))[self.act]
+                here = (value if value.shape == lanes else np.broadcast_to(value, lanes))[self.act]
+                columns[name] = here.astype(Events.COLUMNS.get(name, bool), copy=False)
         self.batches.append((self.act, columns))
 
 

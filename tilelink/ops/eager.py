@@ -28,8 +28,6 @@ def only_called(tensors: Sequence[torch.Tensor]) -> bool:
     profiles calls, no mode is active, and all tensors are plain ones with memory."""
     if torch.compiler.is_compiling() or is_watched(tensors):
         return False
-    if torch._C._len_torch_dispatch_stack() or _functorch.peek_interpreter_stack():
-        return False
     for t in tensors:
         if type(t) not in PLAIN or not (t.is_cuda or t.is_cpu):
             return False
@@ -39,9 +37,11 @@ def only_called(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def is_watched(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether something traces, differentiates or profiles calls in a way that the tensors do not show."""
+    """Whether something sees, traces, transforms or profiles calls, which need not show in the tensors."""
     return bool(
-        torch._C._get_tracing_state()
+        torch._C._len_torch_dispatch_stack()
+        or _functorch.peek_interpreter_stack()
+        or torch._C._get_tracing_state()
         or torch._C._autograd._profiler_enabled()
         or forward_ad._current_level >= 0
         or has_torch_function(tensors)

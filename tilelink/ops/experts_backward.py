@@ -11,14 +11,14 @@ from tilelink.kernels.dispatch_matmul_backward import dispatch_matmul_backward
 from tilelink.kernels.expert_weight_gradient import expert_weight_gradient
 from tilelink.kernels.matmul_combine_backward import matmul_combine_backward
 from tilelink.ops import routed
-from tilelink.ops.experts_call import BesideExperts, OfExperts
+from tilelink.ops.experts_call import OfExperts, WithoutSchedules
 from tilelink.ops.operator import Operator
 from tilelink.ops.plain import Plain
 from tilelink.ops.programs import Programs
 
 
 @dataclass
-class ExpertGradients(BesideExperts):
+class ExpertGradients(WithoutSchedules):
     """Returns the gradients of weights, (experts, N, K): dout^T @ x over the rows of each expert of this rank."""
 
     name = "expert_gradients"

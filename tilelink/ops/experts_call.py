@@ -86,9 +86,9 @@ class OfExperts(Call):
         return {d: (n,) * self.members.world for d, n in lengths.items()}
 
 
-class BesideExperts(OfExperts):
-    """A call whose program is not one of a pair. `plan`: the plan of the layer, which says only whether plain torch
-    computes."""
+class WithoutSchedules(OfExperts):
+    """A call whose program has no choice of schedules. `plan`: the plan of the layer, which here says only whether
+    plain torch computes."""
 
     def check_plan(self) -> None:
         """Takes any plan."""

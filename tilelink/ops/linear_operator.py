@@ -14,7 +14,7 @@ from tilelink.ops.checks import cast_for, check_type, in_autocast, no_autocast
 from tilelink.ops.collectives import name_of_group
 from tilelink.ops.eager import has_gradient, only_called
 from tilelink.ops.known import key, known_calls
-from tilelink.ops.operator import Call, Operator, tensors_among
+from tilelink.ops.operator import Call, Operator
 from tilelink.ops.shortcuts import Shortcuts
 
 
@@ -48,8 +48,8 @@ class LinearOperator(Operator):
         if has_gradient(tensors) or in_autocast(tensors[0]) or not only_called(tensors):
             return
         known = known_calls(members).get(key(self.call.name, values))
-        if known is not None and list(map(id, tensors)) == list(map(id, tensors_among(given))):
-            self.of_users.add(members, given, options, known)
+        if known is not None:
+            self.of_users.add(members, given, options, tensors, known)
 
     def _checked_call(
         self, group: Any, x: Any, weights: Any, biases: Any, options: dict[str, Any]

@@ -10,7 +10,7 @@ import torch
 
 from tilelink.errors import ShapeError
 from tilelink.kernels.dispatch import dispatch
-from tilelink.ops.experts_call import BesideExperts
+from tilelink.ops.experts_call import WithoutSchedules
 from tilelink.ops.operator import Operator
 from tilelink.ops.plain import Plain
 from tilelink.ops.programs import Programs
@@ -19,7 +19,7 @@ from tilelink.runtime.agreement import TOKENS
 
 
 @dataclass
-class Route(BesideExperts):
+class Route(WithoutSchedules):
     """Computes where the tokens of a rank go. `x`: integers (tokens, top), the experts of this rank's tokens, -1 for
     none, as many tokens on every rank. Returns counts, order and place of `tilelink.ops.moe_routing.Routing`."""
 
@@ -83,7 +83,7 @@ class RouteOnce(Route):
 
 
 @dataclass
-class GatherWeights(BesideExperts):
+class GatherWeights(WithoutSchedules):
     """Gathers weights to (tokens of all ranks, top). `x`: (tokens, top) in float32, the weights of this rank."""
 
     name = "gather_weights"

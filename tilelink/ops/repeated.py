@@ -53,9 +53,8 @@ class Repeat:
         whole = len(tensors) + len(self.made)
         return each(lambda number: every[number] if number < whole else every[number].data, self.results)
 
-
     def sharing_empty(self) -> Repeat:
-        """The same for callers to whom no result without elements is shown: such a tensor is made once."""
+        """The same for callers that drop results without elements: such a tensor is made once, for all calls."""
         tensors = [None if isinstance(like, torch.Tensor) else self.allocate(*like) for like in self.made]
         made = (like if t is None or t.numel() else t for like, t in zip(self.made, tensors, strict=True))
         return replace(self, made=tuple(made))
@@ -94,7 +93,8 @@ class Watch(TorchDispatchMode):
         if again is None or not all(t.is_contiguous() for t in self.made):
             return None
         every, views = [*self.tensors, *self.made], list[View]()
-        made = [(t.shape, t.dtype) for t in self.made]
+        made, shown = [(t.shape, t.dtype) for t in self.made], list[torch.Tensor]()
+        each(shown.append, results)
 
         def number(tensor: torch.Tensor) -> int:
             """The number of a tensor, or of a new view. Raises LookupError if it is given several times."""
@@ -115,8 +115,10 @@ class Watch(TorchDispatchMode):
             """The number of a result. If it is all of a tensor that the operator allocated, that gets its shape."""
             found = number(tensor)
             at = views[-1].number - len(self.tensors) if found >= len(every) and again.by_address else -1
-            if at < 0 or not _is_all(tensor, self.made[at]) or made[at][0] != self.made[at].shape:
+            if at < 0 or not _is_all(tensor, self.made[at]):
                 return found
+            if made[at][0] != self.made[at].shape or any(other is self.made[at] for other in shown):
+                return found  # it is shown in its own shape, or in a third one
             made[at] = tensor.shape, tensor.dtype
             return views.pop().number
 

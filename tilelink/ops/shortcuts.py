@@ -1,11 +1,11 @@
-"""Shortcuts: calls of an operator that go from its arguments to the launch. Torch compares the tensors of such a call
-with those of an earlier one in one step, which takes a twentieth of the time that Python takes to look at them.
+"""Shortcuts: calls of an operator that go from its arguments to the launch. Torch's guards compare the tensors of such
+a call with those of an earlier one in one step; Python takes many times as long to look at them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from ctypes import CDLL, c_char_p
+from ctypes import PyDLL, c_char_p
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
@@ -20,8 +20,8 @@ from tilelink.ops.known import ALIGNED, BACKEND, KEPT_CALLS, MACHINE, SEVERAL, K
 from tilelink.ops.programs import preparing
 from tilelink.ops.repeated import Repeat
 
-_said = CDLL(None).getenv  # os.environ takes ten times as long for a variable that is not set
-_said.argtypes, _said.restype = [c_char_p], c_char_p
+_getenv = PyDLL(None).getenv  # os.environ takes much longer for a variable that is not set
+_getenv.argtypes, _getenv.restype = [c_char_p], c_char_p
 _VARIABLES = BACKEND.encode(), MACHINE.encode()
 _guards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 """What torch.compile compares tensors with; without it there are no shortcuts."""
@@ -31,25 +31,27 @@ _TENSOR = object()
 
 @dataclass(frozen=True)
 class Shortcut:
-    """A call that was made in full. `alike`: torch's guards of its tensors: their types, dispatch keys, dtypes,
-    devices, shapes and strides, whether they have gradients, and what is active in this thread. `kinds`: the types of
-    its options; `said`: the environment."""
+    """A call that was made in full, without a gradient. `guards`: torch's guards of its tensors: their types, dispatch
+    keys, dtypes, devices, shapes and strides, whether they require gradients, and what is active in this thread.
+    `trained`: whether one requires gradients. `kinds`: the types of its options. `told`: what ranks compare."""
 
     group: ref[dist.ProcessGroup]
     kinds: list[type]
-    said: list[bytes | None]
-    alike: Any
+    environment: list[bytes | None]
+    guards: Any
+    trained: bool
     told: Mapping[str, Any]
     repeat: Repeat
 
     def fits(self, group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], options: Iterable[Any]) -> bool:
-        """Whether this is how to make a call that compares equal in all but its tensors."""
+        """Whether this is how to make a call with an equal key."""
         return (
             self.group() is group
-            and self.alike.check(*tensors)
+            and self.guards.check(*tensors)
+            and not (self.trained and torch.is_grad_enabled())
             and not sum([t.data_ptr() % ALIGNED for t in tensors])
-            and list(map(type, options)) == self.kinds  # True is no 1
-            and self.said == list(map(_said, _VARIABLES))
+            and list(map(type, options)) == self.kinds  # True equals 1, and is another option
+            and self.environment == list(map(_getenv, _VARIABLES))
             and not is_watched(tensors)
             and not preparing()
         )
@@ -66,7 +68,7 @@ class Shortcuts:
         """The results of a call; None if it has to be made in full."""
         tensors, places = _parted(given)
         try:
-            short = self._kept.get((id(group), tensors[0].shape, places, options))
+            short = self._kept.get(_key(group, tensors, places, options))
         except (TypeError, RuntimeError, IndexError):  # of an option, a nested tensor, or without any tensor
             return None
         if short is None or not short.fits(group, tensors, options):
@@ -75,18 +77,27 @@ class Shortcuts:
             agree_again(group.group_name, tensors[0], short.told)
         return short.repeat(tensors)
 
-    def add(self, group: dist.ProcessGroup, given: Iterable[Any], options: tuple[Any, ...], known: Known) -> None:
-        """Keeps a call that was made in full, if it can be repeated and torch can tell calls like it."""
-        tensors, places = _parted(given)
-        one_each = len({*map(id, tensors)}) == len(tensors)
-        aligned = all(t.data_ptr() % ALIGNED == 0 for t in tensors)
-        if _guards is None or known.repeat is None or not one_each or not aligned:
+    def add(
+        self, group: dist.ProcessGroup, given: Iterable[Any], options: tuple[Any, ...],
+        tensors: Sequence[torch.Tensor], known: Known,
+    ) -> None:  # fmt: skip
+        """Keeps a call that was made in full, if it can be repeated and torch can tell calls like it. `tensors`: those
+        of the operator, which have to be the ones that are given, in their order."""
+        found, places = _parted(given)
+        same = [*map(id, tensors)] == [*map(id, found)] and len({*map(id, found)}) == len(found)
+        if _guards is None or known.repeat is None or not same or any(t.data_ptr() % ALIGNED for t in found):
             return
-        sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
-        alike = _guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        kinds, said = list(map(type, options)), list(map(_said, _VARIABLES))
-        short = Shortcut(ref(group), kinds, said, alike, known.told, known.repeat.sharing_empty())
-        self._kept.put((id(group), tensors[0].shape, places, options), short)
+        sizes, strides = [list(t.shape) for t in found], [list(t.stride()) for t in found]
+        guards = _guards(*found, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        kinds, environment = list(map(type, options)), list(map(_getenv, _VARIABLES))
+        trained, repeat = any(t.requires_grad for t in found), known.repeat.sharing_empty()
+        short = Shortcut(ref(group), kinds, environment, guards, trained, known.told, repeat)
+        self._kept.put(_key(group, found, places, options), short)
+
+
+def _key(group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], places: Any, options: Any) -> Any:
+    """The key of a shortcut. Calls that differ in something else, such as strides, replace each other's shortcuts."""
+    return id(group), tensors[0].dtype, *[t.shape for t in tensors], places, options
 
 
 def _parted(given: Iterable[Any]) -> tuple[list[torch.Tensor], tuple[Any, ...]]:

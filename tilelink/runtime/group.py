@@ -25,8 +25,8 @@ KEPT_RUNS = 64
 
 class Again(NamedTuple):
     """How to make a call again. `make`: with other tensors, by name, which lie as before; False if nothing was done,
-    since the call has to be made in full. `by_address`: only where the tensors begin counts. `allocate`: memory for a
-    result, of a shape and a dtype."""
+    since the call has to be made in full. `by_address`: whether it takes only the addresses of tensors. `allocate`:
+    memory for a result, of a shape and a dtype."""
 
     make: Callable[[Mapping[str, torch.Tensor]], bool]
     by_address: bool
