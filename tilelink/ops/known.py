@@ -30,8 +30,8 @@ KEPT_CALLS = 512
 @dataclass
 class Known:
     """What is known of a kind of calls. `told`: what ranks compare; `found`: what its checks derived, by field; `plan`:
-    None if plain torch computes; `repeat`: the short way to make the call, if there is one, after one was `watched`. It
-    has no group: it would keep the group alive."""
+    None if plain torch computes; `repeat`: the short way to make the call, if there is one, after one was `watched`; it
+    keeps the lane, and so the group, alive."""
 
     told: Mapping[str, Any]
     found: Mapping[str, Any]
