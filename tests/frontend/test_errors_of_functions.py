@@ -1,4 +1,4 @@
-"""A user's functions with @triton.jit that run on CPU ranks, and that Triton does not compile: errors at the call."""
+"""A user's functions with @triton.jit that Triton does not compile, or that multiply: errors at the call."""
 
 from __future__ import annotations
 
@@ -23,6 +23,16 @@ def scaled(a):
 @triton.jit
 def twice(a):
     return scaled(a) + scaled(a)
+
+
+@triton.jit
+def product(a):
+    return tl.dot(a, a)
+
+
+@triton.jit
+def powers(a):
+    return a, product(a)
 
 
 @triton.jit
@@ -125,6 +135,11 @@ WRONG = [
         "number of Python",
         "a = twice(tl.zeros((16, 16), tl.float32))  # <-",
         "scaled reads SCALE, which is 2 and no constant for Triton (", "user.py:", "write SCALE = tl.constexpr(2)",
+    ),
+    calling(
+        "product in a function that is called",
+        "a, b = powers(tl.zeros((16, 16), tl.float32))  # <-",
+        "product calls tl.dot (", "user.py:", "write product with @tk.tile in place of @triton.jit",
     ),
     calling(
         "return below a branch on data",

@@ -1,4 +1,5 @@
-"""What Triton does not compile in a user's function with @triton.jit, although CPU ranks run it."""
+"""What a user's function with @triton.jit may not do: what Triton does not compile, although CPU ranks run it, and
+products, which have to be seen."""
 
 from __future__ import annotations
 
@@ -27,11 +28,12 @@ _OF_TYPES = ("dtype", "shape", "type", "numel")
 
 
 def problem_of(called: triton.runtime.JITFunction, given: Mapping[str, Any]) -> str | None:
-    """Why Triton does not compile a call of a function; None if nothing is known against it. `given`: its arguments by
-    the names of its parameters."""
-    of_globals = (p for f in _with_callees(called) for p in _of_globals(f))
+    """Why a function can't be called; None if nothing is known against it. `given`: its arguments by the names of its
+    parameters."""
+    callees = [*_with_callees(called)]
+    found = (p for problems in (_of_products, _of_globals) for f in callees for p in problems(f))
     data = {n for n, v in given.items() if _varies(v)}
-    return next(of_globals, None) or _early_return(called, data) or _untranslated(called, data)
+    return next(found, None) or _early_return(called, data) or _untranslated(called, data)
 
 
 def _varies(value: Any) -> bool:
@@ -71,6 +73,16 @@ def _always(node: ast.AST) -> Iterator[ast.AST]:
             continue
         yield child
         yield from _always(child)
+
+
+def _of_products(f: triton.runtime.JITFunction) -> Iterator[str]:
+    """A text for each product of a function. What multiplies decides which loops are pipelined, how their blocks are
+    loaded, and what a prediction counts."""
+    for call in (n for n in _everything(_definition(f)) if isinstance(n, ast.Call)):
+        if ast.unparse(call.func) in ("tl.dot", "triton.language.dot"):
+            name = f.fn.__name__
+            yield (f"{name} calls tl.dot ({_line(f, call)}), where predictions do not count it and no loop is "
+                   f"pipelined for it: write {name} with @tk.tile in place of @triton.jit")
 
 
 def _of_globals(f: triton.runtime.JITFunction) -> Iterator[str]:
