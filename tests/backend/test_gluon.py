@@ -81,6 +81,43 @@ def keeps_the_left(t, x, weight, out):
         out[t].store(acc)
 
 
+@tk.tile
+def multiplies_again(t, x, weight, out):
+    acc = product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape)
+    out[t].store(tl.dot(acc.to(tl.bfloat16), acc.to(tl.bfloat16)))
+
+
+@tk.tile
+def masks(t, x, weight, out):
+    acc = product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape)
+    i = tl.arange(0, len(t.rows))
+    out[t].store(tl.where(i[:, None] >= i[None, :], acc, 0))
+
+
+@tk.tile
+def adds_columns(t, x, weight, out):
+    acc = product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape)
+    out[t].store(tl.maximum(acc + tl.arange(0, len(t.cols)), tl.arange(0, len(t.cols))))
+
+
+@tk.tile
+def turns(t, x, out):
+    block = x[t].load()
+    out[t].store(block + tl.permute(block, (1, 0)))
+
+
+@tk.program
+def beside(
+    x: tk.Local("M", "K"), weight: tk.Local("K", "N"), out: tk.Local("M", "N"), square: tk.Local("S", "S2"),
+    turned: tk.Local("S", "S2"),
+):  # fmt: skip
+    product_of_one[tk.tiles(out)](x, weight, out)
+    turns[tk.tiles(turned)](square, turned)
+
+
+beside_it = tk.Schedule(product_of_one=tk.SMs(tile=(128, 128, 64)), turns=tk.SMs(4, tile=(32, 32)))
+
+
 def form(
     program: Program, schedule: Any = None, dtype: Any = "bfloat16", *, timed: bool = False, target: str = WARPS,
     **sizes: Any,
@@ -146,6 +183,9 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
     ("has more than one loop", lambda: of_one(multiplies_twice)),
     ("does more before its main loop", lambda: of_one(begins_with_ones)),
     ("does more behind its main loop", lambda: of_one(keeps_the_left)),
+    ("does more behind its main loop than to finish its sum", lambda: of_one(multiplies_again)),
+    ("masks uses i again, which may need another layout", lambda: of_one(masks)),
+    ("turns uses block again in another layout", lambda: form(beside, S2=1024)),
     ("loads blocks of x that no descriptor describes", lambda: form(operators()["matmul"], K=1020)),
     ("multiplies float32; the form takes bfloat16 and float16", lambda: form(operators()["matmul"], dtype="float32")),
     ("multiplies 32 x 64 by 64 x 128 with 8 warps", lambda: of_one(product_of_one, (32, 128, 64))),
@@ -170,6 +210,14 @@ def begins_late() -> str:
 
 def in_memory(tile: tuple[int, ...], warps: int = 8) -> str:
     return of_one(product_of_one, tile, warps, IN_MEMORY)
+
+
+@pytest.mark.parametrize("target", [WARPS, pytest.param(IN_MEMORY, marks=pytest.mark.verify)])
+def test_blocks_of_fewer_dimensions(target: str) -> None:
+    program = alone("adds_columns", adds_columns, x=MK, weight=KN, out=MN)
+    tiles = tk.Schedule(adds_columns=tk.SMs(tile=(128, 128, 64), warps=8))
+    made = program.lowered_at(tiles, target=FORMS[target], world=4, sizes={"M": 128, "K": 64, "N": 128}, dtypes="bf16")
+    assert verdict(made).findings == ()
 
 
 @pytest.mark.parametrize(("why", "make"), REFUSED, ids=[why for why, _ in REFUSED])

@@ -43,7 +43,7 @@ _INTEGERS = {"bool": (1, False), "int8": (8, True), "uint8": (8, False), "int16"
              "int32": (32, True), "uint32": (32, False), "int64": (64, True), "uint64": (64, False)}  # fmt: skip
 """The bits of dtypes of integers, and whether they have a sign."""
 _REDUCTIONS = ("sum", "max", "min", "argmax", "argmin", "xor_sum", "reduce_or")
-_ELEMENTWISE = frozenset([
+ELEMENTWISE = frozenset([
     "abs", "ceil", "cos", "div_rn", "erf", "exp", "exp2", "fdiv", "floor", "fma", "log", "log2", "rsqrt", "sin", "sqrt",
     "sqrt_rn", "umulhi", "sigmoid", "softmax", "where", "maximum", "minimum", "clamp", "zeros_like", "add", "sub",
     "mul", "cumsum", "cumprod", "flip", "multiple_of", "max_contiguous", "max_constancy",
@@ -238,7 +238,7 @@ def result_of(name: str, given: Mapping[str, Any]) -> tuple[Shape, str | None]:
     first = next(iter(given.values()), None)
     block = first if isinstance(first, Block) else Block(_NO_CODE, ())
     match name:
-        case _ if name in _ELEMENTWISE:
+        case _ if name in ELEMENTWISE:
             shape: Shape = ()
             for b in given.values():
                 shape = broadcast(shape, b.shape if isinstance(b, Block) else ())

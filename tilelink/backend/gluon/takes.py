@@ -31,6 +31,11 @@ SUM_ROWS, SUM_COLUMNS, THREAD_SUMS = (64, LANES, 2 * LANES), (16, 256), 128
 numbers fit into the registers of a thread that reads it."""
 
 
+_MOVING = ("permute", "reshape", "expand_dims")
+_REDUCING = ("tl.sum", "tl.max(", "tl.min(", "tl.reduce", "tl.xor_sum", "tl.arg")
+"""Functions of Triton whose results have another layout than their blocks."""
+
+
 @dataclass(frozen=True)
 class Product:
     """The product that a role makes: the loop around `dot`, the sum that the dot adds to, which begins with `zeros`,
@@ -60,7 +65,10 @@ def taken(program: TileProgram, facts: Facts, target: Target) -> TileProgram:
     for why, site in _refused(program, facts, multiplying):
         raise FormError(f"{program.name} has no specialised form: {why}", site)
     for role in multiplying:
-        product_of(role, program, facts, target)
+        product = product_of(role, program, facts, target)
+        for name, site in _used_again(role, product):
+            why = f"{role.name} uses {name} again, which may need another layout: it is not made of the sum"
+            raise FormError(f"{program.name} has no specialised form: {why}", site)
     roles = (replace(r, body=ir.rewritten(r.body, _now)) for r in program.roles)
     return replace(program, roles=tuple(r if _in_bulk(r, program, facts) else by_threads(r) for r in roles))
 
@@ -130,13 +138,65 @@ def product_of(role: Role, program: TileProgram, facts: Facts, target: Target) -
         if not isinstance(s, ir.Wait) and not (isinstance(s, ir.Compute) and zeros_of(s.code)):
             raise fail("does more before its main loop than to wait, and to begin a sum with tl.zeros in float32", s)
     for s in behind:
-        if not isinstance(s, ir.Compute | ir.Store | ir.Notify | ir.Owed) or any(v.guard for v in s.read):
+        products = any(code.dots for code in s.codes)
+        if not isinstance(s, ir.Compute | ir.Store | ir.Notify | ir.Owed) or any(v.guard for v in s.read) or products:
             raise fail("does more behind its main loop than to finish its sum, store it and notify", s)
     zeros = next(s for s in before if isinstance(s, ir.Compute) and s.targets == dot.targets)
     product = Product(whole, bare, loop, zeros, dot, dot.targets[0], tuple(operands))
     if target.sum_columns and not product.has_steps:
         raise fail("may have no step in its main loop; a sum in tensor memory begins with the first", whole)
     return product
+
+
+def _uses(code: ir.Code) -> Iterator[tuple[str, str]]:
+    """Yields the named blocks in an expression, each with what changes its layout: the index or the function around it,
+    "" if the layout stays."""
+    tree = _tree(code)
+    around = {id(child): node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Set([ast.Constant(int() as k)]) if isinstance(hole := code.holes[k], ir.Variable):
+                match around.get(id(node)):
+                    case ast.Subscript(_, index):
+                        yield hole.name, ast.unparse(index)
+                    case ast.Call(ast.Attribute(_, word)) if word in _MOVING:
+                        yield hole.name, word
+                    case _:
+                        yield hole.name, ""
+
+
+def _used_again(role: Role, product: Product) -> Iterator[tuple[str, Site]]:
+    """Yields the blocks behind the main loop that are not made of its sum, where they are used a second time: with the
+    sum and in a store, a block would need two layouts."""
+    of_sum, used = {product.sum}, set[str]()
+    for s in role.body[role.body.index(product.whole) + 1 :]:
+        uses = [name for code in s.codes for name, _ in _uses(code)]
+        yield from ((name, s.site) for k, name in enumerate(uses) if name in used or name in set(uses[:k]) - of_sum)
+        used |= {*uses} - of_sum
+        if isinstance(s, ir.Compute):
+            used -= {*s.targets}
+            of_sum = of_sum | {*s.targets} if of_sum & {*uses} else of_sum - {*s.targets}
+
+
+def _in_two_layouts(role: Role) -> Iterator[tuple[str, Site]]:
+    """Yields the blocks of a role that does not multiply, where a second use needs another layout: another index, or
+    none. Blocks that are computed of each other, element by element, have one layout."""
+    same, way = dict[str, str](), dict[str, str]()
+
+    def first(name: str) -> str:
+        while name in same:
+            name = same[name]
+        return name
+
+    for s in ir.walk(role.body):
+        uses = [use for code in s.codes for use in _uses(code)]
+        whole = not any(word in code.text for code in s.codes for word in _REDUCING)
+        for name, index in uses:
+            if way.setdefault(first(name), index) != index:
+                yield name, s.site
+            for target in s.targets if isinstance(s, ir.Compute) and whole and not index else ():
+                if first(target) != first(name):
+                    same[first(target)] = first(name)
 
 
 def _tree(code: ir.Code) -> ast.expr:
@@ -216,6 +276,8 @@ def _refused(program: TileProgram, facts: Facts, multiplying: list[Role]) -> Ite
             yield from ((f"{role.name} reads {v}, rows that integers pick", s.site) for v in s.read if v.picked_by)
             yield from ((f"{role.name} moves rows where {v} says so", s.site) for v in s.wheres)
             yield from ((f"{role.name} {why}", s.site) for why in _words(s, role))
+        for name, site in _in_two_layouts(role) if not multiplies(role) else ():
+            yield f"{role.name} uses {name} again in another layout", site
 
 
 def _words(s: ir.Statement, role: Role) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import sympy
@@ -199,6 +200,19 @@ class Source(ABC):
         """The source of an expression, for a statement."""
         made, self.open, self.dots = self.source(node), False, []
         return made
+
+    def of_one_rank(self, *values: Any) -> tuple[Any, ...]:
+        """The values, with dimensions of 1 in front of blocks that have fewer than others: Gluon adds none itself."""
+        most = max((len(v.shape) for v in values if isinstance(v, Block) and v.shape), default=0)
+
+        def spread(v: Any) -> Any:
+            lacks = most - len(v.shape) if isinstance(v, Block) and v.shape else 0
+            if not lacks:
+                return v
+            index: list[ast.expr] = [ast.Constant(None)] * lacks + [ast.Slice()] * len(v.shape)
+            return replace(v, node=ast.Subscript(v.node, ast.Tuple(index), ast.Load()), shape=(1,) * lacks + v.shape)
+
+        return tuple(map(spread, values))
 
     def elementwise(self, node: ast.expr, made: ast.expr, left: Any, right: Any) -> Block:
         """The block that results from an operation on blocks and numbers. `made`: its source."""

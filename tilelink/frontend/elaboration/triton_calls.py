@@ -21,6 +21,7 @@ from tilelink.frontend.expressions import WORLD, Expr
 from tilelink.frontend.schedule import LEAST_STEP_OF_8_BITS, power_of_two
 from tilelink.frontend.values import (
     DOT_DTYPES,
+    ELEMENTWISE,
     ITEM_SIZE,
     SUM_DTYPES,
     Block,
@@ -59,6 +60,8 @@ class TritonCalls(Expressions):
             shape, dtype = result_of(name, given)
         except ValueError as e:
             self.fail(DimensionError, node, f"{ast.unparse(node)}: {e}")
+        if name in ELEMENTWISE:
+            values = [*self.of_one_rank(*values)]
         source = self.node if own is None else self.argument_of_own
         arguments = [source(n, v) for n, v in zip(node.args, values, strict=True)]
         keys = [ast.keyword(k.arg, source(k.value, keywords[k.arg])) for k in node.keywords if k.arg]
