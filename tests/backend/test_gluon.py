@@ -101,21 +101,49 @@ def adds_columns(t, x, weight, out):
 
 
 @tk.tile
+def adds_turned(t, x, weight, out):
+    acc = product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape)
+    out[t].store(acc + acc.permute((1, 0)))
+
+
+@tk.tile
 def turns(t, x, out):
     block = x[t].load()
-    out[t].store(block + tl.permute(block, (1, 0)))
+    out[t].store(block + block.permute((1, 0)))
 
 
-@tk.program
-def beside(
-    x: tk.Local("M", "K"), weight: tk.Local("K", "N"), out: tk.Local("M", "N"), square: tk.Local("S", "S2"),
-    turned: tk.Local("S", "S2"),
-):  # fmt: skip
-    product_of_one[tk.tiles(out)](x, weight, out)
-    turns[tk.tiles(turned)](square, turned)
+@tk.tile
+def masks_alone(t, x, out):
+    i = tl.arange(0, len(t.S))
+    j = i + 1
+    out[t].store(tl.where(i[:, None] >= j[None, :], x[t].load(), 0))
 
 
-beside_it = tk.Schedule(product_of_one=tk.SMs(tile=(128, 128, 64)), turns=tk.SMs(4, tile=(32, 32)))
+@tk.tile
+def reduces(t, x, out):
+    block = x[t].load().to(tl.float32)
+    i = tl.arange(0, len(t.S)) + 1
+    most = tl.max(block, 1) + i
+    i = tl.arange(0, len(t.S2)) + 1
+    out[t].store(block * 2 + most[:, None] + i[None, :])
+
+
+def beside(role: Any) -> Program:
+    """A role beside one that multiplies."""
+
+    def both(
+        x: tk.Local("M", "K"), weight: tk.Local("K", "N"), out: tk.Local("M", "N"), square: tk.Local("S", "S2"),
+        made: tk.Local("S", "S2"),
+    ):  # fmt: skip
+        product_of_one[tk.tiles(out)](x, weight, out)
+        role[tk.tiles(made)](square, made)
+
+    return tk.program(both)
+
+
+def beside_form(role: Any) -> str:
+    tiles = {"product_of_one": tk.SMs(tile=(128, 128, 64)), role.name: tk.SMs(4, tile=(32, 32))}
+    return form(beside(role), tk.Schedule(**tiles), S2=1024)
 
 
 def form(
@@ -184,8 +212,10 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
     ("does more before its main loop", lambda: of_one(begins_with_ones)),
     ("does more behind its main loop", lambda: of_one(keeps_the_left)),
     ("does more behind its main loop than to finish its sum", lambda: of_one(multiplies_again)),
-    ("masks uses i again, which may need another layout", lambda: of_one(masks)),
-    ("turns uses block again in another layout", lambda: form(beside, S2=1024)),
+    ("masks uses i again or moved, which may need another layout", lambda: of_one(masks)),
+    ("turns uses block in another layout", lambda: beside_form(turns)),
+    ("masks_alone uses j in another layout", lambda: beside_form(masks_alone)),
+    ("adds_turned uses acc again or moved", lambda: of_one(adds_turned)),
     ("loads blocks of x that no descriptor describes", lambda: form(operators()["matmul"], K=1020)),
     ("multiplies float32; the form takes bfloat16 and float16", lambda: form(operators()["matmul"], dtype="float32")),
     ("multiplies 32 x 64 by 64 x 128 with 8 warps", lambda: of_one(product_of_one, (32, 128, 64))),
@@ -210,6 +240,16 @@ def begins_late() -> str:
 
 def in_memory(tile: tuple[int, ...], warps: int = 8) -> str:
     return of_one(product_of_one, tile, warps, IN_MEMORY)
+
+
+@pytest.mark.parametrize("target", [
+    pytest.param(WARPS, marks=pytest.mark.verify), pytest.param(IN_MEMORY, marks=pytest.mark.verify),
+])  # fmt: skip
+def test_blocks_of_one_layout_each(target: str) -> None:
+    program, sizes = beside(reduces), {"M": 128, "K": 64, "N": 128, "S": 64, "S2": 64}
+    tiles = tk.Schedule(product_of_one=tk.SMs(tile=(128, 128, 64)), reduces=tk.SMs(4, tile=(32, 32)))
+    made = program.lowered_at(tiles, target=FORMS[target], world=4, sizes=sizes, dtypes="bf16")
+    assert verdict(made).findings == ()
 
 
 @pytest.mark.parametrize("target", [WARPS, pytest.param(IN_MEMORY, marks=pytest.mark.verify)])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 
 from tilelink.backend import pipelining
 from tilelink.backend.bulk import Bulk, bulk_writes, by_threads
@@ -31,9 +33,10 @@ SUM_ROWS, SUM_COLUMNS, THREAD_SUMS = (64, LANES, 2 * LANES), (16, 256), 128
 numbers fit into the registers of a thread that reads it."""
 
 
-_MOVING = ("permute", "reshape", "expand_dims")
-_REDUCING = ("tl.sum", "tl.max(", "tl.min(", "tl.reduce", "tl.xor_sum", "tl.arg")
-"""Functions of Triton whose results have another layout than their blocks."""
+_MOVING = ("permute", "reshape", "expand_dims", "join", "T")
+"""Functions of Triton, or methods of blocks, that move numbers to other places."""
+_REDUCING = ("sum", "max", "min", "reduce", "xor_sum", "argmax", "argmin")
+"""Those that make a block of fewer dimensions, whose layout is part of the first one's."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def taken(program: TileProgram, facts: Facts, target: Target) -> TileProgram:
     for role in multiplying:
         product = product_of(role, program, facts, target)
         for name, site in _used_again(role, product):
-            why = f"{role.name} uses {name} again, which may need another layout: it is not made of the sum"
+            why = f"{role.name} uses {name} again or moved, which may need another layout than the sum has"
             raise FormError(f"{program.name} has no specialised form: {why}", site)
     roles = (replace(r, body=ir.rewritten(r.body, _now)) for r in program.roles)
     return replace(program, roles=tuple(r if _in_bulk(r, program, facts) else by_threads(r) for r in roles))
@@ -149,8 +152,8 @@ def product_of(role: Role, program: TileProgram, facts: Facts, target: Target) -
 
 
 def _uses(code: ir.Code) -> Iterator[tuple[str, str]]:
-    """Yields the named blocks in an expression, each with what changes its layout: the index or the function around it,
-    "" if the layout stays."""
+    """Yields the named blocks in an expression, each with what makes its layout another one: the index, the function or
+    the method around it, "" if nothing does."""
     tree = _tree(code)
     around = {id(child): node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     for node in ast.walk(tree):
@@ -159,44 +162,49 @@ def _uses(code: ir.Code) -> Iterator[tuple[str, str]]:
                 match around.get(id(node)):
                     case ast.Subscript(_, index):
                         yield hole.name, ast.unparse(index)
-                    case ast.Call(ast.Attribute(_, word)) if word in _MOVING:
+                    case ast.Call(ast.Attribute(_, word)) | ast.Attribute(_, word) if word in _MOVING:
                         yield hole.name, word
                     case _:
                         yield hole.name, ""
 
 
 def _used_again(role: Role, product: Product) -> Iterator[tuple[str, Site]]:
-    """Yields the blocks behind the main loop that are not made of its sum, where they are used a second time: with the
-    sum and in a store, a block would need two layouts."""
+    """Yields the blocks behind the main loop that would need a second layout, where they would: blocks that are not
+    made of its sum, which have that of the sum where they meet it and another one in a store, at their second use; and
+    blocks that are made of the sum, where they are moved."""
     of_sum, used = {product.sum}, set[str]()
     for s in role.body[role.body.index(product.whole) + 1 :]:
-        uses = [name for code in s.codes for name, _ in _uses(code)]
-        yield from ((name, s.site) for k, name in enumerate(uses) if name in used or name in set(uses[:k]) - of_sum)
-        used |= {*uses} - of_sum
+        uses = [use for code in s.codes for use in _uses(code)]
+        for name, how in uses:
+            if name in used or (name in of_sum and how in _MOVING):
+                yield name, s.site
+            if name not in of_sum:
+                used.add(name)
         if isinstance(s, ir.Compute):
             used -= {*s.targets}
-            of_sum = of_sum | {*s.targets} if of_sum & {*uses} else of_sum - {*s.targets}
+            of_sum = of_sum | {*s.targets} if of_sum & {name for name, _ in uses} else of_sum - {*s.targets}
 
 
 def _in_two_layouts(role: Role) -> Iterator[tuple[str, Site]]:
-    """Yields the blocks of a role that does not multiply, where a second use needs another layout: another index, or
-    none. Blocks that are computed of each other, element by element, have one layout."""
-    same, way = dict[str, str](), dict[str, str]()
-
-    def first(name: str) -> str:
-        while name in same:
-            name = same[name]
-        return name
-
+    """Yields the blocks of a role that does not multiply, where a use needs another layout than one before. An index or
+    a function around a block, and a store, each ask for a layout. Blocks that are computed of each other, element by
+    element, have one layout: they are in one group."""
+    fresh, group, ways = count(), dict[str, int](), defaultdict[int, set[str]](set)
     for s in ir.walk(role.body):
         uses = [use for code in s.codes for use in _uses(code)]
-        whole = not any(word in code.text for code in s.codes for word in _REDUCING)
-        for name, index in uses:
-            if way.setdefault(first(name), index) != index:
+        for name, how in uses:
+            number = group.setdefault(name, next(fresh))
+            if how or isinstance(s, ir.Write):
+                ways[number].add(how)
+            if len(ways[number]) > 1:
                 yield name, s.site
-            for target in s.targets if isinstance(s, ir.Compute) and whole and not index else ():
-                if first(target) != first(name):
-                    same[first(target)] = first(name)
+        if isinstance(s, ir.Compute):
+            reduces = any(isinstance(n, ast.Attribute) and n.attr in _REDUCING for n in ast.walk(_tree(s.code)))
+            meeting = {group[name] for name, how in uses if not how and not reduces}
+            new = next(fresh)
+            ways[new] = set[str]().union(*(ways[number] for number in meeting))
+            group = {name: new if number in meeting else number for name, number in group.items()}
+            group |= dict.fromkeys(s.targets, new)
 
 
 def _tree(code: ir.Code) -> ast.expr:
@@ -276,8 +284,8 @@ def _refused(program: TileProgram, facts: Facts, multiplying: list[Role]) -> Ite
             yield from ((f"{role.name} reads {v}, rows that integers pick", s.site) for v in s.read if v.picked_by)
             yield from ((f"{role.name} moves rows where {v} says so", s.site) for v in s.wheres)
             yield from ((f"{role.name} {why}", s.site) for why in _words(s, role))
-        for name, site in _in_two_layouts(role) if not multiplies(role) else ():
-            yield f"{role.name} uses {name} again in another layout", site
+        if not multiplies(role):
+            yield from ((f"{role.name} uses {name} in another layout", site) for name, site in _in_two_layouts(role))
 
 
 def _words(s: ir.Statement, role: Role) -> Iterator[str]:

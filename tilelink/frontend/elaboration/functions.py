@@ -1,5 +1,5 @@
 """What a user's function with @triton.jit may not do: what Triton does not compile, although CPU ranks run it, and
-products, which have to be seen."""
+tl.dot, which has to stand in a tile function."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import triton
+import triton.language as tl
 
 from tilelink.errors import shown
 from tilelink.frontend.expressions import Boolean, Expr
@@ -78,11 +79,19 @@ def _always(node: ast.AST) -> Iterator[ast.AST]:
 def _of_products(f: triton.runtime.JITFunction) -> Iterator[str]:
     """A text for each product of a function. What multiplies decides which loops are pipelined, how their blocks are
     loaded, and what a prediction counts."""
+    scope = {**f.fn.__globals__, **inspect.getclosurevars(f.fn).nonlocals}
     for call in (n for n in _everything(_definition(f)) if isinstance(n, ast.Call)):
-        if ast.unparse(call.func) in ("tl.dot", "triton.language.dot"):
+        if _meant(call.func, scope) in (tl.dot, tl.dot_scaled):
             name = f.fn.__name__
-            yield (f"{name} calls tl.dot ({_line(f, call)}), where predictions do not count it and no loop is "
-                   f"pipelined for it: write {name} with @tk.tile in place of @triton.jit")
+            yield (f"{name} calls {ast.unparse(call.func)} ({_line(f, call)}), where predictions do not count it and "
+                   f"no loop is pipelined for it: write {name} with @tk.tile in place of @triton.jit")
+
+
+def _meant(node: ast.expr, scope: Mapping[str, Any]) -> Any:
+    """The object that a name or an attribute stands for outside of a function; None for other expressions."""
+    if isinstance(node, ast.Attribute):
+        return getattr(_meant(node.value, scope), node.attr, None)
+    return scope.get(node.id) if isinstance(node, ast.Name) else None
 
 
 def _of_globals(f: triton.runtime.JITFunction) -> Iterator[str]:

@@ -158,7 +158,7 @@ class Expressions(Views):
         if isinstance(left, Block) or isinstance(right, Block):
             if not isinstance(node.op, _OF_BLOCKS):
                 self.no_operator_of_blocks(node, node.op)
-            left, right = self.of_one_rank(left, right)
+            left, right = self.of_equal_dimensions(left, right)
             made = ast.BinOp(self.node(node.left, left), node.op, self.node(node.right, right))
             return self.elementwise(node, made, left, right)
         if isinstance(left, Expr) and isinstance(right, Expr) and type(node.op) in _ARITHMETIC:
@@ -214,7 +214,7 @@ class Expressions(Views):
                 self.no_operator_of_blocks(node, ast.And(), "a chain of comparisons, which is an `and`")
             if type(node.ops[0]) not in _COMPARISONS:
                 self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: blocks are compared by < <= > >= == !=")
-            terms = list(self.of_one_rank(*terms))
+            terms = list(self.of_equal_dimensions(*terms))
             made = ast.Compare(self.node(nodes[0], terms[0]), node.ops,
                                [self.node(n, t) for n, t in zip(nodes[1:], terms[1:], strict=True)])
             return replace(self.elementwise(node, made, *terms), dtype="bool", mixed=False)

@@ -201,8 +201,8 @@ class Source(ABC):
         made, self.open, self.dots = self.source(node), False, []
         return made
 
-    def of_one_rank(self, *values: Any) -> tuple[Any, ...]:
-        """The values, with dimensions of 1 in front of blocks that have fewer than others: Gluon adds none itself."""
+    def of_equal_dimensions(self, *values: Any) -> tuple[Any, ...]:
+        """The values. Blocks with fewer dimensions than others get leading ones of length 1, since Gluon adds none."""
         most = max((len(v.shape) for v in values if isinstance(v, Block) and v.shape), default=0)
 
         def spread(v: Any) -> Any:

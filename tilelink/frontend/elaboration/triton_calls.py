@@ -61,7 +61,8 @@ class TritonCalls(Expressions):
         except ValueError as e:
             self.fail(DimensionError, node, f"{ast.unparse(node)}: {e}")
         if name in ELEMENTWISE:
-            values = [*self.of_one_rank(*values)]
+            spread = self.of_equal_dimensions(*values, *keywords.values())
+            values, keywords = [*spread[: len(values)]], dict(zip(keywords, spread[len(values) :], strict=True))
         source = self.node if own is None else self.argument_of_own
         arguments = [source(n, v) for n, v in zip(node.args, values, strict=True)]
         keys = [ast.keyword(k.arg, source(k.value, keywords[k.arg])) for k in node.keywords if k.arg]
