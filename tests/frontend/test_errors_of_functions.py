@@ -154,13 +154,13 @@ WRONG = [
     calling(
         "break",
         "a = ending(tl.zeros((16, 16), tl.float32), tk.rank())  # <-",
-        "ending has what Triton does not compile (", "user.py:", "break: no loop ends early",
+        "ending has a break (", "user.py:", "which Triton does not compile: no loop ends early",
     ),
     calling(
         "continue", "a = skipping(tl.zeros((16, 16), tl.float32), 2)  # <-",
-        "continue: put the rest of the loop's body below an `if`",
+        "skipping has a continue (", "which Triton does not compile: put the rest of the loop's body below an `if`",
     ),
-    calling("lambda", "a = by_lambda(tl.zeros((16, 16), tl.float32))  # <-", "a lambda: write a function"),
+    calling("lambda", "a = by_lambda(tl.zeros((16, 16), tl.float32))  # <-", "has a lambda (", "write a function"),
 ]
 
 

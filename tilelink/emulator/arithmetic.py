@@ -128,8 +128,8 @@ def _cast(self: Any, source: Any, target: Any) -> Any:
 
 def to_integers(values: Array, dtype: Any) -> Array:
     """Floating-point values cut off to integers as PTX's `cvt.rzi`: what is beyond the integers becomes the nearest
-    one. Integers of 8 bits are the lower half of such ones of 16 bits. NaN becomes 0, or the integer of only the first
-    bit if either side has 64 bits."""
+    one. An integer of 8 bits is the lower half of the one of 16 bits. NaN becomes 0; if either side has 64 bits, the
+    integer with only its highest bit set."""
     wide = np.dtype(f"{dtype.kind}{max(2, dtype.itemsize)}")
     least, most = np.iinfo(wide).min, np.iinfo(wide).max
     of_nan = 1 << (8 * wide.itemsize - 1) if 8 in (wide.itemsize, values.dtype.itemsize) else 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
+from ctypes import PyDLL, c_char_p
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,6 +19,9 @@ BACKEND = "TILELINK_BACKEND"
 """The environment variable that says who computes: see `tilelink.ops.programs.path_of`."""
 MACHINE = "TILELINK_MACHINE"
 """The environment variable with the machine: a name of `tilelink machine list`, or the path of a description."""
+VARIABLES = BACKEND.encode(), MACHINE.encode()
+getenv = PyDLL(None).getenv  # os.environ takes much longer for a variable that is not set
+getenv.argtypes, getenv.restype = [c_char_p], c_char_p
 ALIGNED = 16
 """Bytes. Triton compiles a kernel for addresses that are multiples of this, and another one for other addresses."""
 SEVERAL = (list, tuple)
@@ -53,7 +56,8 @@ def key(operator: str, values: Iterable[Any]) -> Any:
     """The key of a call of an operator with these values of its arguments. Calls with equal keys are alike in all that
     is checked, compared, planned and compiled. The environment counts, too: it can say who computes, and for which
     machine "auto" chooses a plan."""
-    found: list[Any] = [operator, _said(BACKEND)]
+    backend, machine = VARIABLES
+    found: list[Any] = [operator, getenv(backend)]
     for value in values:
         several = isinstance(value, SEVERAL)
         if several:
@@ -62,14 +66,9 @@ def key(operator: str, values: Iterable[Any]) -> Any:
             if not isinstance(v, torch.Tensor):
                 found.append(v)
                 if type(v) is str and v == AUTO:
-                    found.append(_said(MACHINE))
+                    found.append(getenv(machine))
             elif v.layout == torch.strided:
                 found += v.shape, v.stride(), v.dtype, v.device, v.data_ptr() % ALIGNED
             else:
                 found += v.shape, v.layout, v.dtype, v.device
     return tuple(found)
-
-
-def _said(variable: str) -> str | None:
-    """The value of an environment variable. (`get` takes three times as long for an absent one.)"""
-    return os.environ[variable] if variable in os.environ else None  # noqa: SIM401

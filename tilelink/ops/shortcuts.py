@@ -5,7 +5,6 @@ a call with those of an earlier one in one step; Python takes many times as long
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from ctypes import PyDLL, c_char_p
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
@@ -16,13 +15,10 @@ import torch.distributed as dist
 from tilelink.frontend.kept import Kept
 from tilelink.ops.agreement import agree_again
 from tilelink.ops.eager import PLAIN, is_watched
-from tilelink.ops.known import ALIGNED, BACKEND, KEPT_CALLS, MACHINE, SEVERAL, Known
+from tilelink.ops.known import ALIGNED, KEPT_CALLS, SEVERAL, VARIABLES, Known, getenv
 from tilelink.ops.programs import preparing
 from tilelink.ops.repeated import Repeat
 
-_getenv = PyDLL(None).getenv  # os.environ takes much longer for a variable that is not set
-_getenv.argtypes, _getenv.restype = [c_char_p], c_char_p
-_VARIABLES = BACKEND.encode(), MACHINE.encode()
 _guards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 """What torch.compile compares tensors with; without it there are no shortcuts."""
 _TENSOR = object()
@@ -51,7 +47,7 @@ class Shortcut:
             and not (self.trained and torch.is_grad_enabled())
             and not sum([t.data_ptr() % ALIGNED for t in tensors])
             and list(map(type, options)) == self.kinds  # True equals 1, and is another option
-            and self.environment == list(map(_getenv, _VARIABLES))
+            and self.environment == list(map(getenv, VARIABLES))
             and not is_watched(tensors)
             and not preparing()
         )
@@ -89,7 +85,7 @@ class Shortcuts:
             return
         sizes, strides = [list(t.shape) for t in found], [list(t.stride()) for t in found]
         guards = _guards(*found, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        kinds, environment = list(map(type, options)), list(map(_getenv, _VARIABLES))
+        kinds, environment = list(map(type, options)), list(map(getenv, VARIABLES))
         trained, repeat = any(t.requires_grad for t in found), known.repeat.sharing_empty()
         short = Shortcut(ref(group), kinds, environment, guards, trained, known.told, repeat)
         self._kept.put(_key(group, found, places, options), short)

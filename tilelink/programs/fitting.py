@@ -63,7 +63,7 @@ def _fitted(
         along = zip(tile, role.walk.ranges, strict=False)
         cut = [t and min(t, (longest if r.part is not None else totals).get(r.dim, t)) for t, r in along]
         steps = [max(longest[d], least_step(bound, role)) for d in stepped(role) if d in longest]
-        cut += [t and min(t, *steps, t) for t in tile[len(cut) :]]
+        cut += [t and min([t, *steps]) for t in tile[len(cut) :]]
         whole = {d: min(n, totals.get(d, n)) for d, n in dict(role.resource.whole).items()}
         made = {"tile": tuple(cut)} | ({"whole": whole} if whole else {})
         changes.setdefault(role.launched, {})[role.scheduled] = made

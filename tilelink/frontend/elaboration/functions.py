@@ -15,13 +15,13 @@ from tilelink.errors import shown
 from tilelink.frontend.expressions import Boolean, Expr
 from tilelink.frontend.values import Block
 
-_NOT_COMPILED: dict[type[ast.AST], str] = {
-    ast.Break: "break: no loop ends early; let later steps change nothing, by an `if` around the rest of the body",
-    ast.Continue: "continue: put the rest of the loop's body below an `if`",
-    ast.Lambda: "a lambda: write a function with @triton.jit",
-    ast.NamedExpr: "`:=`: assign on a line of its own",
-    ast.Try: "try: a kernel raises nothing",
-    ast.Raise: "raise: a kernel raises nothing",
+_NOT_COMPILED: dict[type[ast.AST], tuple[str, str]] = {
+    ast.Break: ("a break", "no loop ends early; let later steps change nothing, by an `if` around the rest of it"),
+    ast.Continue: ("a continue", "put the rest of the loop's body below an `if`"),
+    ast.Lambda: ("a lambda", "write a function with @triton.jit"),
+    ast.NamedExpr: ("`:=`", "assign on a line of its own"),
+    ast.Try: ("a try", "a kernel raises nothing"),
+    ast.Raise: ("a raise", "a kernel raises nothing"),
 }
 """What Triton's compiler has no translation for, and what to write."""
 _OF_TYPES = ("dtype", "shape", "type", "numel")
@@ -122,9 +122,10 @@ def _untranslated(f: triton.runtime.JITFunction, data: set[str]) -> str | None:
     data = set(data)
     for s in _definition(f).body:
         for node in (s, *_reached(s, data)):
-            if (instead := _NOT_COMPILED.get(type(node))) is not None:
+            if (found := _NOT_COMPILED.get(type(node))) is not None:
                 assert isinstance(node, ast.stmt | ast.expr)
-                return f"{f.fn.__name__} has what Triton does not compile ({_line(f, node)}), {instead}"
+                what, instead = found
+                return f"{f.fn.__name__} has {what} ({_line(f, node)}), which Triton does not compile: {instead}"
         if any(isinstance(n, ast.Return) for n in ast.walk(s)):
             return None
     return None
