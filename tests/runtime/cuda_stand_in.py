@@ -62,6 +62,9 @@ class StandIn:
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.full(shape, torch.nan, dtype=dtype) if dtype.is_floating_point else torch.empty(shape, dtype=dtype)
 
+    def allocates(self, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+        return partial(self.empty, shape, dtype)
+
     def seen_by_host(self) -> torch.Tensor:
         return torch.zeros(1, dtype=torch.int64)
 

@@ -31,33 +31,27 @@ class View(NamedTuple):
 @dataclass(frozen=True)
 class Repeat:
     """A call of an operator, to be repeated with other tensors. Its tensors have numbers: first those of the operator,
-    then those that it allocates (`made`: shapes and dtypes, or a tensor for all calls, which has no elements), then
-    `views` of these. `given`: the tensors of the program, by name; `results`: the results, in tuples and lists."""
+    then those that it allocates (by `made`), then `views` of these. `given`: the tensors of the program, by name;
+    `results`: takes the results from all tensors."""
 
-    allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
     again: Callable[[Mapping[str, torch.Tensor]], bool]
-    made: tuple[tuple[tuple[int, ...], torch.dtype] | torch.Tensor, ...]
+    made: tuple[Callable[[], torch.Tensor], ...]
     views: tuple[View, ...]
     given: tuple[tuple[str, int], ...]
-    results: Any
+    results: Callable[[Sequence[torch.Tensor]], Any]
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
         """Returns the results for these tensors of the operator, none of them a view; None if nothing was done."""
-        every = list(tensors)
-        every += [like if isinstance(like, torch.Tensor) else self.allocate(*like) for like in self.made]
-        every += [view.of(every[view.number]) for view in self.views]
+        every = [*tensors, *[make() for make in self.made]]
+        for view in self.views:
+            every.append(view.of(every[view.number]))
         if not self.again({name: every[number] for name, number in self.given}):
             return None
-        if not self.views:
-            return each(every.__getitem__, self.results)
-        whole = len(tensors) + len(self.made)
-        return each(lambda number: every[number] if number < whole else every[number].data, self.results)
+        return self.results(every)
 
     def sharing_empty(self) -> Repeat:
         """The same for callers that drop results without elements: such a tensor is made once, for all calls."""
-        tensors = [None if isinstance(like, torch.Tensor) else self.allocate(*like) for like in self.made]
-        made = (like if t is None or t.numel() else t for like, t in zip(self.made, tensors, strict=True))
-        return replace(self, made=tuple(made))
+        return replace(self, made=tuple(map(_shared_if_empty, self.made)))
 
 
 class Watch(TorchDispatchMode):
@@ -127,7 +121,8 @@ class Watch(TorchDispatchMode):
             found = each(result, results)
         except LookupError:
             return None
-        return Repeat(again.allocate, again.make, tuple(made), tuple(views), given, found)
+        taken = eval(f"lambda every: {_taken(found, whole=len(self.tensors) + len(made))}")
+        return Repeat(again.make, tuple(again.allocates(*like) for like in made), tuple(views), given, taken)
 
 
 def computing() -> None:
@@ -157,6 +152,21 @@ def allocated(group: Group, shape: tuple[int, ...], dtype: torch.dtype) -> torch
         found = group.allocate(shape, dtype)
     watch.made.append(found)
     return found
+
+
+def _taken(numbers: Any, whole: int) -> str:
+    """Python's text for the tensors with these numbers, in tuples and lists: it takes a tenth of the time of a walk
+    through these. Tensors from number `whole` on are views, which results can't be."""
+    if isinstance(numbers, int):
+        return f"every[{numbers}]" if numbers < whole else f"every[{numbers}].data"
+    inside = "".join(f"{_taken(n, whole)}, " for n in numbers)
+    return f"[{inside}]" if isinstance(numbers, list) else f"({inside})"
+
+
+def _shared_if_empty(make: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """A function that allocates a tensor; if that has no elements, it always returns the same one."""
+    made = make()
+    return make if made.numel() else lambda: made
 
 
 def _view(tensor: torch.Tensor, every: Sequence[torch.Tensor]) -> View:

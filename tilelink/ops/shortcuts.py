@@ -21,8 +21,6 @@ from tilelink.ops.repeated import Repeat
 
 _guards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 """What torch.compile compares tensors with; without it there are no shortcuts."""
-_TENSOR = object()
-"""What stands for a tensor among the arguments of a call."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,8 @@ class Shortcuts:
 
     def results(self, group: dist.ProcessGroup, given: Iterable[Any], options: tuple[Any, ...]) -> Any:
         """The results of a call; None if it has to be made in full."""
-        tensors, places = _parted(given)
         try:
+            tensors, places = _parted(given)
             short = self._kept.get(_key(group, tensors, places, options))
         except (TypeError, RuntimeError, IndexError):  # of an option, a nested tensor, or without any tensor
             return None
@@ -93,23 +91,21 @@ class Shortcuts:
 
 def _key(group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], places: Any, options: Any) -> Any:
     """The key of a shortcut. Calls that differ in something else, such as strides, replace each other's shortcuts."""
-    return id(group), tensors[0].dtype, *[t.shape for t in tensors], places, options
+    return id(group), tensors[0].dtype, places, options
 
 
 def _parted(given: Iterable[Any]) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
-    """The plain tensors that are given, also in lists; and their places, with all other values."""
+    """The plain tensors that are given, also in lists; and their shapes, where they are, with all other values."""
     tensors, places = list[torch.Tensor](), list[Any]()
     for value in given:
         kind = type(value)
         if kind in PLAIN:
             tensors.append(value)
-            places.append(_TENSOR)
+            places.append(value.shape)
         elif kind in SEVERAL:
-            places += kind, len(value)
-            for v in value:
-                plain = type(v) in PLAIN
-                tensors += [v] if plain else []
-                places.append(_TENSOR if plain else v)
+            inner, found = _parted(value)
+            tensors += inner
+            places.append((kind, found))
         else:
             places.append(value)
     return tensors, tuple(places)

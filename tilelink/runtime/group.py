@@ -25,12 +25,12 @@ KEPT_RUNS = 64
 
 class Again(NamedTuple):
     """How to make a call again. `make`: with other tensors, by name, which lie as before; False if nothing was done,
-    since the call has to be made in full. `by_address`: whether it takes only the addresses of tensors. `allocate`:
-    memory for a result, of a shape and a dtype."""
+    since the call has to be made in full. `by_address`: whether it takes only the addresses of tensors. `allocates`: a
+    function that allocates a result of a shape and a dtype."""
 
     make: Callable[[Mapping[str, torch.Tensor]], bool]
     by_address: bool
-    allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+    allocates: Callable[[tuple[int, ...], torch.dtype], Callable[[], torch.Tensor]]
 
 
 class Group(ABC):

@@ -83,7 +83,7 @@ class CudaGroup(Group):
         if known is None or call.slot is not None or call.timed or any(s.outputs for s in known.scripts.values()):
             return None
         only_kernels = all(isinstance(step, KernelStep) for s in known.scripts.values() for step in s.steps)
-        return Again(partial(self._again, known), only_kernels, self.lane.device.empty)
+        return Again(partial(self._again, known), only_kernels, self.lane.device.allocates)
 
     def _again(self, known: _Known, tensors: Mapping[str, torch.Tensor]) -> bool:
         if self._flag[0]:
@@ -96,7 +96,8 @@ class CudaGroup(Group):
 
     def _do(self, script: Script, tensors: Mapping[str, torch.Tensor]) -> None:
         """Launches the next run of the rank."""
-        number, self.runs = self.runs, self.runs + 1
+        number = self.runs
+        self.runs = number + 1
         stream = self.in_order()
         self.remember(number, script.record)
         self.play(script, tensors, Streams(stream, self._engine))

@@ -65,14 +65,19 @@ class Direct:
         begins = (maps[k].begin if k in maps else first + 8 * k for k in range(len(words)))
         self._parameters = (c_void_p * len(words))(*begins)
         numbers = [number_of[at] for at in places]
-        self._write = [maps[n].point_to if n in maps else partial(self._words.__setitem__, n) for n in numbers]
+        self._plain = [(k, n) for k, n in enumerate(numbers) if n not in maps]
+        self._described = [(k, maps[n]) for k, n in enumerate(numbers) if n in maps]
         threads, shared = 32 * compiled.metadata.num_warps, compiled.metadata.shared
         self._launch = driver.launches(compiled.function, workers, threads, shared, self._parameters)
         self._have_context = partial(driver.have_context, device)
 
     def __call__(self, tensors: Sequence[torch.Tensor], stream: int) -> None:
-        for write, tensor in zip(self._write, tensors, strict=True):
-            write(tensor.data_ptr())
+        words = self._words
+        for k, n in self._plain:
+            words[n] = tensors[k].data_ptr()
+        for k, tensor_map in self._described:
+            if (address := tensors[k].data_ptr()) != tensor_map.address:
+                tensor_map.point_to(address)
         self._have_context()
         self._launch(stream)
 
@@ -116,18 +121,16 @@ class _Map:
         self._driver, self._value, self._meta = driver, value, meta
         self._memory = create_string_buffer(MAP_BYTES + ALIGNED)
         self.begin = -(-addressof(self._memory) // ALIGNED) * ALIGNED
-        self._address: int | None = None
+        self.address: int | None = None
 
     def point_to(self, address: int) -> None:
         """Makes it the map of a tensor at this address."""
-        if address == self._address:
-            return
-        if self._address is None:
+        if self.address is None:
             made = _encoded(self._value, self._meta, address)
             memmove(self.begin, id(made) + type(made).__basicsize__ - MAP_BYTES, MAP_BYTES)  # it ends the object
         else:
             self._driver.replace_address(self.begin, address)
-        self._address = address
+        self.address = address
 
     def is_understood(self) -> bool:
         """Whether a map whose address was replaced is the one that Triton makes for that address."""

@@ -55,8 +55,13 @@ class KernelStep:
         """Launches it, with the caller's tensors in the order of `of_caller`."""
         return self.kernel.launch(self.workers, self.values, [at for at, _ in self.of_caller])
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the caller's tensors, in the order of `of_caller`."""
+        return tuple(name for _, name in self.of_caller)
+
     def __call__(self, tensors: Tensors, streams: Streams) -> None:
-        self.launch([tensors[name] for _, name in self.of_caller], streams.lane.cuda_stream)
+        self.launch([*map(tensors.__getitem__, self.names)], streams.lane.cuda_stream)
 
 
 Step = Callable[[Tensors, Streams], object]
