@@ -252,7 +252,7 @@ def test_layers_of_several_shapes_keep_their_shortcuts(device: StandIn, in_full:
 
 
 def test_weights_that_are_trained_after_an_evaluation(device: StandIn, in_full: list[str]) -> None:
-    """A shortcut of calls without gradients is none for the same tensors with them."""
+    """Calls without gradients and with them take the same shortcut, one after the other."""
     x, a, *_ = operands(3)
     a.requires_grad_()
     for _ in range(2):
@@ -261,8 +261,33 @@ def test_weights_that_are_trained_after_an_evaluation(device: StandIn, in_full: 
             for _ in range(5):
                 found = ops.all_gather_linear(x, a)
         assert len(in_full) < 5 and found.grad_fn is None
-        assert ops.all_gather_linear(x, a).grad_fn is not None
+        in_full.clear()
+        assert ops.all_gather_linear(x, a).grad_fn is not None and not in_full
     device.synchronize(device.current())
+
+
+@pytest.mark.parametrize("name", ["one weight", "scattered", "reduced"])
+def test_calls_with_gradients_take_a_shortcut(device: StandIn, in_full: list[str], name: str) -> None:
+    """Their results and gradients are those of plain torch, and nothing of one call is seen in another."""
+
+    def gradients(seed: int) -> list[torch.Tensor]:
+        given = [t.requires_grad_() for t in operands(seed)]
+        results = flat(SHORT[name](*given))
+        device.synchronize(device.current())
+        found = torch.autograd.grad([r.square().sum() for r in results], given, allow_unused=True)
+        device.synchronize(device.current())
+        return [*[r.detach() for r in results], *[g for g in found if g is not None]]
+
+    for seed in range(4):
+        gradients(seed)
+    in_full.clear()
+    found = [gradients(seed) for seed in range(3)]
+    assert not in_full
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TILELINK_BACKEND", "torch")
+        wanted = [gradients(seed) for seed in range(3)]
+    for ours, right in zip(found, wanted, strict=True):
+        assert len(ours) == len(right) > 1 and relative_rms(ours, right) < 1e-5
 
 
 def test_another_group_of_the_same_processes(device: StandIn) -> None:

@@ -12,7 +12,7 @@ from tilelink.errors import ArgumentError
 from tilelink.ops.agreement import agree_on_devices, raise_everywhere
 from tilelink.ops.checks import cast_for, check_type, in_autocast, no_autocast
 from tilelink.ops.collectives import name_of_group
-from tilelink.ops.eager import has_gradient, only_called
+from tilelink.ops.eager import only_called
 from tilelink.ops.known import key, known_calls
 from tilelink.ops.operator import Call, Operator
 from tilelink.ops.shortcuts import Shortcuts
@@ -23,7 +23,7 @@ class LinearOperator(Operator):
 
     def __init__(self, call: type[Call]) -> None:
         super().__init__(call)
-        self.of_users = Shortcuts()
+        self.of_users = Shortcuts(self._eagerly)
 
     def for_user(self, group: Any, x: Any, weights: Any, biases: Any, **options: Any) -> Any:
         """Calls the operator: checks the types of arguments, finds the group, checks devices, casts to the dtype of
@@ -45,11 +45,11 @@ class LinearOperator(Operator):
         """Keeps a call as a shortcut if the operator got the user's own tensors, and had nothing else to do. `values`:
         of the operator's arguments."""
         tensors = self.tensors_of(values)
-        if has_gradient(tensors) or in_autocast(tensors[0]) or not only_called(tensors):
+        if in_autocast(tensors[0]) or not only_called(tensors):
             return
         known = known_calls(members).get(key(self.call.name, values))
         if known is not None:
-            self.of_users.add(members, given, options, tensors, known)
+            self.of_users.add(members, given, options, values, tensors, known)
 
     def _checked_call(
         self, group: Any, x: Any, weights: Any, biases: Any, options: dict[str, Any]

@@ -4,7 +4,7 @@ a call with those of an earlier one in one step; Python takes many times as long
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
@@ -17,17 +17,20 @@ from tilelink.ops.agreement import agree_again
 from tilelink.ops.eager import PLAIN, is_watched
 from tilelink.ops.known import ALIGNED, KEPT_CALLS, SEVERAL, VARIABLES, Known, getenv
 from tilelink.ops.programs import preparing
-from tilelink.ops.repeated import Repeat
+from tilelink.ops.repeated import Repeat, each
 
 _guards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 """What torch.compile compares tensors with; without it there are no shortcuts."""
+TENSOR = object()
+"""What stands for a tensor."""
 
 
 @dataclass(frozen=True)
 class Shortcut:
-    """A call that was made in full, without a gradient. `guards`: torch's guards of its tensors: their types, dispatch
-    keys, dtypes, devices, shapes and strides, whether they require gradients, and what is active in this thread.
-    `trained`: whether one requires gradients. `kinds`: the types of its options. `told`: what ranks compare."""
+    """A call that was made in full. `guards`: torch's guards of its tensors: their types, dispatch keys, dtypes,
+    devices, shapes and strides, whether they require gradients, and what is active in this thread. `trained`: whether
+    one requires gradients. `kinds`: the types of its options. `told`: what ranks compare. `values`: of the operator's
+    arguments, with `TENSOR` for each tensor; `repeat`: makes a call without a gradient."""
 
     group: ref[dist.ProcessGroup]
     kinds: list[type]
@@ -35,6 +38,7 @@ class Shortcut:
     guards: Any
     trained: bool
     told: Mapping[str, Any]
+    values: Sequence[Any]
     repeat: Repeat
 
     def fits(self, group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], options: Iterable[Any]) -> bool:
@@ -42,7 +46,6 @@ class Shortcut:
         return (
             self.group() is group
             and self.guards.check(*tensors)
-            and not (self.trained and torch.is_grad_enabled())
             and not sum([t.data_ptr() % ALIGNED for t in tensors])
             and list(map(type, options)) == self.kinds  # True equals 1, and is another option
             and self.environment == list(map(getenv, VARIABLES))
@@ -53,9 +56,10 @@ class Shortcut:
 
 class Shortcuts:
     """The shortcuts of an operator. A call has `given`, tensors and lists of tensors, and `options`, which can be
-    hashed."""
+    hashed. `operator`: computes with a gradient, from the values of its arguments and the tensors among them."""
 
-    def __init__(self) -> None:
+    def __init__(self, operator: Callable[[list[Any], Sequence[torch.Tensor]], Any]) -> None:
+        self._operator = operator
         self._kept: Kept[Any, Shortcut] = Kept(KEPT_CALLS)
 
     def results(self, group: dist.ProcessGroup, given: Iterable[Any], options: tuple[Any, ...]) -> Any:
@@ -67,16 +71,20 @@ class Shortcuts:
             return None
         if short is None or not short.fits(group, tensors, options):
             return None
+        if short.trained and torch.is_grad_enabled():
+            left = iter(tensors)
+            values = [each(lambda v: next(left) if v is TENSOR else v, value) for value in short.values]
+            return self._operator(values, tensors)
         if not tensors[0].is_cuda and group.size() > 1:
             agree_again(group.group_name, tensors[0], short.told)
         return short.repeat(tensors)
 
     def add(
         self, group: dist.ProcessGroup, given: Iterable[Any], options: tuple[Any, ...],
-        tensors: Sequence[torch.Tensor], known: Known,
+        values: Sequence[Any], tensors: Sequence[torch.Tensor], known: Known,
     ) -> None:  # fmt: skip
-        """Keeps a call that was made in full, if it can be repeated and torch can tell calls like it. `tensors`: those
-        of the operator, which have to be the ones that are given, in their order."""
+        """Keeps a call that was made in full, if it can be repeated and torch can tell calls like it. `values`: of the
+        operator's arguments; `tensors`: those among them, which have to be the ones that are given, in their order."""
         found, places = _parted(given)
         same = [*map(id, tensors)] == [*map(id, found)] and len({*map(id, found)}) == len(found)
         if _guards is None or known.repeat is None or not same or any(t.data_ptr() % ALIGNED for t in found):
@@ -85,7 +93,8 @@ class Shortcuts:
         guards = _guards(*found, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         kinds, environment = list(map(type, options)), list(map(getenv, VARIABLES))
         trained, repeat = any(t.requires_grad for t in found), known.repeat.sharing_empty()
-        short = Shortcut(ref(group), kinds, environment, guards, trained, known.told, repeat)
+        values = [each(lambda v: TENSOR if isinstance(v, torch.Tensor) else v, value) for value in values]
+        short = Shortcut(ref(group), kinds, environment, guards, trained, known.told, values, repeat)
         self._kept.put(_key(group, found, places, options), short)
 
 
