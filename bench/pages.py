@@ -3,6 +3,7 @@ with its name."""
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def with_tables(text: str, tables: Mapping[str, str]) -> str:
 
 def main() -> None:
     """Writes all pages."""
+    ArgumentParser(prog="python -m bench.pages", description=__doc__).parse_args()
     for name, tables in PAGES.items():
         page = DOCS / name
         page.write_text(with_tables(page.read_text(), tables()))

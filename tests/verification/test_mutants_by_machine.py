@@ -1,7 +1,8 @@
 """Mutants made by machine: the engine, a fixed sample of them, and the record on the page of verification.
 
-After a change that is meant, TILELINK_RENEW=1 make verify ARGS="-k by_machine" judges what is drawn and new, on two
-cores, and writes the record and the page. It takes long if all is new; it may be broken off and gone on with.
+After a change that is meant, `TILELINK_RENEW=1 pytest -m verify -k by_machine tests/verification` judges what is drawn
+and new, on two cores, and writes the record and the page. It takes long if all is new; it may be broken off and gone on
+with.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tables of labelled programs on the page of verification are what the tools say.
 
-After a change that is meant, TILELINK_RENEW=1 make verify ARGS="-k tally" writes them anew, in about five minutes;
-make test that of the bugs.
+After a change that is meant, `TILELINK_RENEW=1 pytest -m verify -k tally tests/verification` writes them anew, in about
+five minutes; make test that of the bugs.
 """
 
 from __future__ import annotations

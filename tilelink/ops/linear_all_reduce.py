@@ -94,8 +94,9 @@ def linear_all_reduce(
     features. `bias`: (N,), added once, to the sum; the same on every rank. `reduce_op`: "sum", or "avg" over the ranks.
     `group`: of torch.distributed, or its name; by default all processes. `plan`: a schedule of
     `tilelink.kernels.matmul_all_reduce` by name (default: the first); "one_shot", "one_shot:push" or
-    "one_shot:multicast", by `matmul_one_shot_all_reduce`; "torch", plain torch; or "auto": the fused plan with the
-    shortest predicted time, if unfused takes at least 1.15 times as long, else "torch".
+    "one_shot:multicast", by `matmul_one_shot_all_reduce`; "fabric", by `matmul_fabric_all_reduce`, where the switch
+    adds in an order that is not documented; "torch", plain torch; or "auto": the fused plan with the shortest predicted
+    time, if unfused takes at least 1.15 times as long, else "torch".
 
     All ranks must make the same call. Every rank has a copy of the result and of its gradient, so the backward sends
     nothing, as in Megatron and DTensor. Raises ArgumentError, ShapeError, DtypeError, DeviceError and ScheduleError; if

@@ -45,8 +45,9 @@ PLANS = (*(name for pair in PAIRS for name in pair.schedules), *PLANS_OF_ONE, TO
 def moe_dispatch(x: torch.Tensor, routing: Routing, *, plan: str | None = None) -> torch.Tensor:
     """Returns the rows (room, K) of the experts of this rank, by expert and then by source rank, then padding.
 
-    `x`: (tokens of this rank, K), in float32, float16 or bfloat16. `plan`: "torch" for plain torch. The gradient is
-    `moe_combine`. Raises ArgumentError, ShapeError, DtypeError, DeviceError, ScheduleError and CapacityError."""
+    `x`: (tokens of this rank, K), in float32, float16 or bfloat16. `routing`: of `moe_routing`. `plan`: "push"
+    (default), "pull", "few" or "columns"; or "torch", plain torch. The gradient is `moe_combine`. Raises ArgumentError,
+    ShapeError, DtypeError, DeviceError, ScheduleError and CapacityError."""
     _check_call(routing, plan, x=x)
     with no_autocast(x):
         rows: torch.Tensor = made_of.moe_dispatch(
@@ -63,8 +64,8 @@ def moe_combine(
     """Returns (tokens, K): for each token of this rank the sum of its rows, each times its weight. Sums are made in
     float32, in the order of choices.
 
-    `rows`: (room, K), as `moe_dispatch` gives them; `topk_weights`: (tokens, top), ones by default. The gradient is
-    `moe_dispatch`. Raises as `moe_dispatch` does."""
+    `rows`: (room, K), as `moe_dispatch` gives them; `topk_weights`: (tokens, top), ones by default; `routing`, `plan`:
+    as for `moe_dispatch`. The gradient is `moe_dispatch`. Raises as `moe_dispatch` does."""
     _check_call(routing, plan, rows=rows, **({} if topk_weights is None else {"topk_weights": topk_weights}))
     with no_autocast(rows):
         back = _back(topk_weights, routing, plan)
@@ -78,10 +79,11 @@ def dispatch_linear(
 ) -> torch.Tensor:
     """Dispatches tokens and multiplies each expert's rows by its weight, in one kernel: (room, N), rows @ weight[e].T.
 
-    `weight`: (experts of this rank, N, K); `plan`: a schedule of `tilelink.kernels.dispatch_matmul`, by default the
-    first; "once", by which a token goes once to a rank (`all_gather_grouped_matmul`; "once:few" is another schedule),
-    with a routing made for it; or "torch". The gradient of x comes by `linear_combine`, the gradient of the weight from
-    the rows, which are kept. Raises as `moe_dispatch` does, and ArgumentError for a routing of another plan."""
+    `x`: (tokens of this rank, K), in float32, float16 or bfloat16; `weight`: (experts of this rank, N, K); `routing`:
+    of `moe_routing`; `plan`: a schedule of `tilelink.kernels.dispatch_matmul`, by default the first; "once", by which a
+    token goes once to a rank (`all_gather_grouped_matmul`; "once:few" is another schedule), with a routing made for it;
+    or "torch". The gradient of x comes by `linear_combine`, the gradient of the weight from the rows, which are kept.
+    Raises as `moe_dispatch` does, and ArgumentError for a routing of another plan."""
     _check_call(routing, plan, x=x, weight=weight)
     cast = cast_for(x)
     x, weight = cast(x), cast(weight)
@@ -109,10 +111,11 @@ def linear_combine(
 ) -> torch.Tensor:
     """Multiplies each expert's rows by its weight and combines the products, in one kernel: (tokens, N).
 
-    `rows`: (room, K); `weight`: (experts of this rank, N, K); `plan`: a schedule of `tilelink.kernels.matmul_combine`,
-    by default the first; "once", by which the rows of a token are added up at their rank before they leave
-    (`grouped_matmul_reduce_scatter`); or "torch". The gradient of rows comes by `dispatch_linear`, which also brings
-    what the gradient of the weight needs: the gradients of all rows. Raises as `dispatch_linear` does."""
+    `rows`: (room, K); `weight`: (experts of this rank, N, K); `routing`: of `moe_routing`; `topk_weights`: (tokens,
+    top), ones by default; `plan`: a schedule of `tilelink.kernels.matmul_combine`, by default the first; "once", by
+    which the rows of a token are added up at their rank before they leave (`grouped_matmul_reduce_scatter`); or
+    "torch". The gradient of rows comes by `dispatch_linear`, which also brings what the gradient of the weight needs:
+    the gradients of all rows. Raises as `dispatch_linear` does."""
     more = {} if topk_weights is None else {"topk_weights": topk_weights}
     _check_call(routing, plan, rows=rows, weight=weight, **more)
     cast = cast_for(rows)

@@ -149,8 +149,8 @@ def expert_places(placement: Sequence[int], device: torch.device | str | None = 
 
 @public
 def even_placement(experts: int, world: int) -> list[int]:
-    """Returns the expert at each place of all ranks, -1 for none, with experts shared as evenly as possible: if the
-    world does not divide the experts, the first ranks have one more."""
+    """Returns the expert at each place of all ranks, -1 for none, with `experts` shared by `world` ranks as evenly as
+    possible: if the world does not divide the experts, the first ranks have one more."""
     each, (least, more) = -(-experts // world), divmod(experts, world)
     begins = [rank * least + min(rank, more) for rank in range(world + 1)]
     of_ranks = [list(range(*ends)) for ends in itertools.pairwise(begins)]

@@ -29,7 +29,7 @@ PLANS_OF_ONE = (ONE_KERNEL, *(f"{ONE_KERNEL}:{schedule}" for schedule in list(mi
 
 
 def swiglu(rows: torch.Tensor) -> torch.Tensor:
-    """Returns silu(gate) * up for rows (n, 2 * hidden), gate first."""
+    """Returns silu(gate) * up, (n, hidden), for rows (n, 2 * hidden), gate first; in their dtype."""
     gate, up = rows.chunk(2, -1)
     return torch.nn.functional.silu(gate) * up
 

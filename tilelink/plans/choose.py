@@ -72,14 +72,15 @@ def choose(
     operator: str, *, M: int, N: int | Sequence[int], K: int, world: int, machine: str, dtype: str = "bfloat16",
     reserved: int = 0,
 ) -> Choice:  # fmt: skip
-    """The plan of an operator that is predicted to be the fastest on a machine, which is given by its name or by the
-    path of a description; the unfused form, unless a fused one is `MARGIN` faster. Takes seconds; results are kept.
+    """The plan of an operator that is predicted to be the fastest: a fused one, if unfused takes at least 1 + `MARGIN`
+    (1.15) times as long, else "torch". Times are in us. Takes seconds; results are kept.
 
     `operator`: "all_gather_linear", "linear_reduce_scatter", "linear_all_reduce", or the backward of one of the first
-    two, "all_gather_linear_backward". `M`: the rows of all ranks. `N`, `K`: columns and depth of a rank's weight (K,
-    N); several weights have an N each. `reserved`: SMs that fused forms leave to others, as their lane does; the
-    unfused form has all. Raises ArgumentError, UnknownMachineError, MachineError, and MachineMemoryError if the
-    operator does not fit the machine.
+    two, "all_gather_linear_backward" or "linear_reduce_scatter_backward". `M`: the rows of all ranks. `N`, `K`: output
+    and input features of a rank's weight, (N, K); several weights have an N each. `world`: the number of ranks.
+    `machine`: its name, or the path of a description. `dtype`: of all tensors. `reserved`: SMs that fused forms leave
+    to others, as their lane does; the unfused form has all. Raises ArgumentError, UnknownMachineError, MachineError,
+    and MachineMemoryError if the operator does not fit the machine.
     """
     if operator not in programs():
         known = f"there are {listed(programs(), operator)}"

@@ -85,7 +85,10 @@ def plan_of(pair: Pair, program: Program, plan: str | None) -> Plan:
     name = name or next(iter(known))
     if name not in known:
         every = [*(n for p in PAIRS for n in p.schedules), TORCH, AUTO]
-        raise ScheduleError(f"plan is {plan!r}; there are {listed(every, name)}")
+        here = f"there are {listed(every, name)}"
+        if name in every:  # of another pair
+            here = f"for {program.name} there are {listed([*known, TORCH], name)}; only products of experts have it"
+        raise ScheduleError(f"plan is {plan!r}; {here}")
     schedule = known[name] if known[name] in program.schedules else next(iter(program.schedules))
     roles = {launched(role) for p in (pair.first, pair.second, program) for role in p.schedule(None)}
     strange = [change for change in changes if _role(change) not in roles]
