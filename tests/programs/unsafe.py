@@ -292,3 +292,38 @@ def puts_back_early(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
     put_first[tk.tiles(x)](x, a)
     sum_with_right[tk.tiles(x)](a, b)
     put_back[tk.tiles(out)](a, b, out)
+
+
+# ---- places that two equal ranks name
+
+
+@tk.tile
+def to_own_place(t, x, inbox):
+    tk.notify(inbox[tk.rank(), t].store(x[t].load()))
+
+
+@tk.tile
+def to_the_place_of_the_reader(t, x, inbox):
+    tk.notify(tk.copy(x[t], inbox[t.reader, t].at(t.reader)))
+
+
+@tk.tile
+def sum_of_all(t, inbox, out):
+    total = tl.zeros(t.shape, tl.float32)
+    for source in tk.ranks():
+        total += tk.wait(inbox[source, t]).load()
+    out[t].store(total)
+
+
+@tk.program
+def own_places_alone(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
+    inbox = tk.local(tk.ranks, "M", "K")
+    to_own_place[tk.tiles(x)](x, inbox)
+    sum_of_all[tk.tiles(out)](inbox, out)
+
+
+@tk.program
+def places_of_readers_alone(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
+    inbox = tk.local(tk.ranks, "M", "K")
+    to_the_place_of_the_reader[tk.tiles(x, reader=tk.ranks)](x, inbox)
+    sum_of_all[tk.tiles(out)](inbox, out)

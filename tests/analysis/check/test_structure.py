@@ -23,7 +23,7 @@ from tests.programs.alone import (
     scaled_by_three_entries,
     second_of_a_row_writes,
 )
-from tests.programs.unsafe import notifies_twice, output_of_a_reader
+from tests.programs.unsafe import notifies_twice, output_of_a_reader, own_places_alone, places_of_readers_alone
 from tilelink.analysis.check import check as check_program
 from tilelink.analysis.check import check_events
 from tilelink.analysis.check.memory import without_result
@@ -63,6 +63,13 @@ OUTSIDE = [
         {1: "safe", 2: "safe", 3: "safe"},
     ),
     (scaled_by_three_entries, {"scaled_by_three": SMALL}, "scale[k] may lie outside scale along S", {}),
+    (own_places_alone, {"to_own_place": SMALL, "sum_of_all": SMALL}, "to different places of inbox[rank,", {1: "safe"}),
+    (
+        places_of_readers_alone,
+        {"to_the_place_of_the_reader": READER, "sum_of_all": SMALL},
+        "to different places of inbox[rank, ",
+        {1: "safe"},
+    ),
 ]
 INSIDE = [
     (reads_next_rank, {"from_next_rank": READER}),

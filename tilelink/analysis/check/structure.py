@@ -160,7 +160,7 @@ def _one_to_one(place: RolePlace, view: ir.View, tensor: ir.Tensor) -> bool:
     by_entry = [r for r in missing if r not in view.ranges and _all_of_expert(r) in entries]
     if by_entry:  # tiles of all rows of an expert, and an entry for each expert
         missing.remove(by_entry[0])
-        entries = [e for e in entries if e != axis(EXPERT)]
+        entries.remove(axis(EXPERT))
         left.remove(axis(EXPERT))
     for i in view.ranges:
         if i in missing:
@@ -187,13 +187,14 @@ def _all_of_expert(r: ir.Range) -> Expr | None:
 
 
 def _permutes(entries: list[Expr], left: set[sympy.Symbol]) -> bool:
-    """Whether the ranks in `left` give the entries one to one, where each entry takes all values below the world."""
+    """Whether the ranks in `left` give the entries one to one, where each entry takes all values below the world. Two
+    entries that are always equal need a rank each, so they are not shown to be."""
     while entries:
-        taken = next(((e, v) for e in entries for v in left if _shifted(e, v, left)), None)
+        taken = next(((k, v) for k, e in enumerate(entries) for v in left if _shifted(e, v, left)), None)
         if taken is None:
             return False
-        entries = [e for e in entries if e is not taken[0]]
-        left = left - {taken[1]}
+        at, rank = taken
+        entries, left = [*entries[:at], *entries[at + 1 :]], left - {rank}
     return not left
 
 
