@@ -658,10 +658,10 @@ def _without(*words: str) -> Change:
     return lambda node: node.args[0] if _word(node, *words) and len(node.args) == 1 else None
 
 
-def _at(change: Callable[[ast.Call], ast.AST]) -> Change:
+def _at(change: Callable[[ast.Call], ast.AST], *, to_all: bool = False) -> Change:
     def changed(node: ast.AST) -> ast.AST | None:
         is_at = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "at"
-        return change(node) if is_at and "tk.ranks" not in ast.unparse(node.args[0]) else None
+        return change(node) if is_at and (to_all or "tk.ranks" not in ast.unparse(node.args[0])) else None
 
     return changed
 
@@ -720,7 +720,7 @@ def _stale(node: ast.AST) -> ast.AST | None:
 Change = Callable[[ast.AST], ast.AST | None]
 DAMAGES: dict[str, Change] = {
     "no wait": _without("wait"), "no claim": _without("claim"), "no notify": _without("notify"),
-    "another rank": _at(_to_another), "own memory": _at(_to_itself), "another entry": _another_entry,
+    "another rank": _at(_to_another), "own memory": _at(_to_itself, to_all=True), "another entry": _another_entry,
     "some notify": _sometimes, "twice": _twice, "no release": _unreleased, "early release": _released_early,
     "stale": _stale,
 }  # fmt: skip
