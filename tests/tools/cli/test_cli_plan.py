@@ -28,6 +28,10 @@ CONTRACT = {"layer", "op", "tokens", "unfused_us", "fused_us", "bound_us", "choi
 ONCE = "all_gather_grouped_matmul", "grouped_matmul_reduce_scatter"
 GATHER, SCATTER, REDUCE = "all_gather_linear", "linear_reduce_scatter", "linear_all_reduce"
 ONE: dict[str, Any] = {"M": 1, "N": 64, "K": 32, "world": 2, "machine": "h800"}
+ATTENTION: dict[str, dict[str, Any]] = {
+    GATHER: {"M": 4, "N": (32, 8, 8), "K": 64}, SCATTER: {"M": 4, "N": 64, "K": 32}, REDUCE: {"M": 1, "N": 64, "K": 32}
+}  # fmt: skip
+"""The sizes of the first row of each operator, on two ranks."""
 
 
 @pytest.fixture
@@ -53,9 +57,21 @@ def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "on_all_cores", here)
 
 
-def test_keys(run: Run, config: Path, one_core: None) -> None:
-    """And what they say: the parts of a reason add up, and plans are those that are chosen."""
+def test_keys(run: Run, config: Path, one_core: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what they say: the parts of a reason add up, and plans are those that are chosen. Every row of an operator is
+    told what the first one is: a prediction takes a second."""
+    asked: dict[tuple[str, int], list[tuple[Any, int]]] = {}
+
+    def as_the_first(operator: str, *, M: int, N: Any, K: int, **others: Any) -> Choice:
+        asked.setdefault((operator, M), []).append((N, K))
+        return choose(operator, **ATTENTION[operator], **others)
+
+    monkeypatch.setattr(plan, "choose", as_the_first)
     code, found = run("plan", str(config), "--machine", "h800", "--tp", "2", "--tokens", "1,4")
+    assert asked == {
+        (GATHER, 4): [((32, 8, 8), 64), ((48, 48), 64)], (SCATTER, 4): [(64, 32), (64, 48)],
+        (REDUCE, 4): [(64, 32), (64, 48)], (REDUCE, 1): [(64, 32), (64, 48)],
+    }  # fmt: skip
     assert code == 0 and found["command"] == "plan"
     assert (found["label"], found["machine"], found["tp"], found["margin"]) == ("predicted", "h800", 2, MARGIN)
     rows = found["rows"]
@@ -74,7 +90,7 @@ def test_keys(run: Run, config: Path, one_core: None) -> None:
             between = pytest.approx(interval.of(row[f"{form}_us"]), abs=2e-3)
             assert row[f"{form}_interval_us"] == between
     assert found["interval"] == asdict(FUSED) and found["unfused_interval"] == asdict(UNFUSED)
-    qkv = choose(GATHER, M=4, N=(32, 8, 8), K=64, world=2, machine="h800")
+    qkv = choose(GATHER, **ATTENTION[GATHER], world=2, machine="h800")
     assert qkv.fused is not None and qkv.fused_us is not None
     assert rows[2]["schedule"] == qkv.fused.schedule and rows[2]["reason"] == qkv.reason
     assert rows[2]["fused_us"] == pytest.approx(qkv.fused_us, abs=1e-3) and rows[2]["plan"] == qkv.plan
@@ -256,7 +272,8 @@ def test_no_such_model(run: Run) -> None:
 
 
 def test_an_error_of_a_prediction_ends_it(run: Run, config: Path, one_core: None) -> None:
-    config.write_text(json.dumps(TINY | {"intermediate_size": 2**26}))
+    """That of the first layer, before others are predicted."""
+    config.write_text(json.dumps(TINY | {"hidden_size": 2**26}))
     assert run.error("plan", str(config), "--tp", "2", "--tokens", "131072")["class"] == "MachineMemoryError"
 
 
