@@ -82,7 +82,7 @@ def test_gathered_rows_are_right(schedule: str, parts: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(("program", "schedule", "also", "engine", "parts"), [
     (matmul_reduce_scatter, "push", "reduce", (1, 2), (16, 16)),
     (matmul_reduce_scatter, "pull", "reduce", (1, 2), (17, 5, 1)),
-    (matmul_all_reduce, "push", "take", (2, 2), (5, 0, 17)),
+    pytest.param(matmul_all_reduce, "push", "take", (2, 2), (5, 0, 17), marks=pytest.mark.verify),
 ], ids=lambda v: getattr(v, "name", str(v)))  # fmt: skip
 def test_partial_sums_are_right(
     program: Any, schedule: str, also: str, engine: tuple[int, int], parts: tuple[int, ...]
@@ -114,7 +114,7 @@ def made(program: Any, schedule: tk.Schedule, world: int = 2) -> Made:
 
 @pytest.mark.parametrize(("program", "schedule", "settled"), [
     (filled_twice, TWICE, [r"( +)settle\(\)\n +ready = wait\("]), (stored_over, OVER, []), (spread, SPREAD, []),
-    (left_alone, ALONE, [r"\n    settle\(\)\n"]), (passed_each.of(2), EACH, []),
+    (left_alone, ALONE, [r"\n    settle\(\)\n"]), pytest.param(passed_each.of(2), EACH, [], marks=pytest.mark.verify),
 ], ids=lambda v: getattr(v, "name", ""))  # fmt: skip
 def test_what_nobody_is_told_of_is_complete_when_it_has_to_be(
     program: Any, schedule: tk.Schedule, settled: list[str]

@@ -66,7 +66,7 @@ CALLS = [
 
 @pytest.mark.versions
 @pytest.mark.parametrize(
-    "call", seldom(CALLS, lambda c: c.K == 40 or len(c.parts) == 4), ids=lambda c: f"{c.parts}x{c.N}x{c.K}"
+    "call", seldom(CALLS, lambda c: c.K in (40, 64) or len(c.parts) == 4), ids=lambda c: f"{c.parts}x{c.N}x{c.K}"
 )
 def test_descriptors_in_the_interpreter(call: Call) -> None:
     """Results are right, in both slots; races would be found; and the trace is that of the unrolled program."""

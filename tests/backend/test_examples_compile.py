@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.parameters import rarely
 from tilelink.backend.lower import lower_at
 from tilelink.backend.targets import TARGETS
 from tilelink.frontend.sizes import Sizes
@@ -25,8 +26,17 @@ PROGRAMS: list[tuple[str, str, Any]] = [
 WORLD, PER_NODE = 4, 2
 
 
+def called(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def slow(module: str, *_: Any) -> bool:
+    """What the library's programs across nodes have in every run, or a run on the CPU."""
+    return module == "hierarchical_gather"
+
+
 @pytest.mark.parametrize("rest", [0, pytest.param(64, marks=pytest.mark.verify)], ids=["even", "with rests"])
-@pytest.mark.parametrize(("module", "name", "dtypes"), PROGRAMS, ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(("module", "name", "dtypes"), rarely(PROGRAMS, slow), ids=called)
 def test_example_compiles_for_hopper(
     module: str, name: str, dtypes: Any, rest: int, example: Callable[[str], Any]
 ) -> None:

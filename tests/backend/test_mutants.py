@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.backend.edited import EITHER, WAIT, in_function, primitives, replaced, tells_early
-from tests.parameters import some_of
+from tests.parameters import first_of, some_of
 from tests.programs.gathered import lower_rows
 from tests.verification.mutants.tools import Edit, MutatedWorld, same
 from tilelink.backend.targets import portable
@@ -195,7 +195,7 @@ def test_what_shows_only_when_a_rank_is_late(
 
 
 @under_every_seed
-@pytest.mark.parametrize("program", [push, pull, orphans])
+@pytest.mark.parametrize("program", first_of([push, pull, orphans]))
 def test_the_seam_itself_changes_nothing(program: Any, primitives: Callable[[Edit], ModuleType], seeds: range) -> None:
     edited = primitives(lambda source: source + "\n# a copy\n")
     for seed in seeds:

@@ -47,7 +47,8 @@ OF_ENGINE = ("fence", "bulk", "complete")
 
 
 @pytest.mark.parametrize("target", [
-    *(pytest.param(t, marks=pytest.mark.versions) for t in ("sm_90", "sm_100", "gfx942")),
+    pytest.param("sm_90", marks=pytest.mark.versions),
+    *(pytest.param(t, marks=[pytest.mark.versions, pytest.mark.verify]) for t in ("sm_100", "gfx942")),
     *(pytest.param(t, marks=pytest.mark.verify) for t in ("sm_80", "sm_103", "sm_120")),
 ])  # fmt: skip
 def test_nothing_is_found_in_what_the_lowering_makes(target: str) -> None:

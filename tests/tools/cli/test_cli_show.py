@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 import tilelink as tk
+from tests.parameters import first_cases
 from tests.tools.cli.command_lines import SIZES, USER_FILE, Run
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.tools.cli import main
 
-CODE: list[Any] = [("ptx", "sm_90", "wgmma.mma_async"), ("amdgcn", "gfx942", "v_mfma")]
-CODE += [pytest.param("ptx", "sm_100", "tcgen05.mma", marks=pytest.mark.verify)]
+CODE = [("ptx", "sm_90", "wgmma.mma_async"), ("amdgcn", "gfx942", "v_mfma"), ("ptx", "sm_100", "tcgen05.mma")]
 
 
-@pytest.mark.parametrize(("stage", "target", "instruction"), CODE)
+@pytest.mark.parametrize(("stage", "target", "instruction"), first_cases(CODE))
 def test_show_machine_code(run: Run, stage: str, target: str, instruction: str) -> None:
     """Compiled without a GPU; the counts of the program and of the code are equal."""
     code, found = run("show", "all_gather_matmul", "--stage", stage, "--target", target)
