@@ -67,7 +67,7 @@ def test_all_gather_fetches(nodes_of: tuple[int, int]) -> None:
     assert all(torch.equal(out, torch.cat(x)) for of_rank in outs for out in of_rank)
 
 
-@pytest.mark.parametrize(("nodes_of", "schedule"), on_nodes(["push", "pull", "fused"]), ids=str)
+@pytest.mark.parametrize(("nodes_of", "schedule"), on_nodes(["push", "pull", "fused"], every=1), ids=str)
 def test_reduce_scatter(nodes_of: tuple[int, int], schedule: str) -> None:
     """Fused, blocks go to other nodes out of registers."""
     world, per_node = nodes_of

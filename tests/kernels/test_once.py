@@ -81,8 +81,9 @@ def test_errors_are_those_of_rounding(program: Any, dtype: torch.dtype) -> None:
     run_and_check(Once((program, "push"), chosen((13, 5), 3, 4, 3), K=96, N=24, dtype=dtype))
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+@pytest.mark.parametrize("program", seldom(PROGRAMS, lambda p: p is all_gather_grouped_matmul), ids=lambda p: p.name)
 def test_bits_depend_neither_on_the_order_of_execution_nor_on_the_schedule(program: Any) -> None:
+    """In every run of the program that adds rows up."""
     choices = chosen((9, 4, 11), 1, 2, 4)
     forms = [f for f in (*FORMS, (program, "push")) if f[0] is program]
     results = [run([Once(form, choices, K=16, N=16)], seed)[0] for seed, form in enumerate(forms)]

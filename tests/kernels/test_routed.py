@@ -25,7 +25,7 @@ from tests.kernels.routed import (
     run,
     run_and_check,
 )
-from tests.parameters import covering, each_once, rarely
+from tests.parameters import covering, each_once, rarely, seldom
 from tilelink.emulator import Operation
 from tilelink.frontend.routes import Integers, Routing
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
@@ -81,8 +81,9 @@ def test_errors_are_those_of_rounding(program: Any, dtype: torch.dtype) -> None:
     run_and_check(Routed(form, random_counts(2, 2, 3, most=20), K=96, N=24, dtype=dtype))
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+@pytest.mark.parametrize("program", seldom(PROGRAMS, lambda p: p is dispatch_matmul), ids=lambda p: p.name)
 def test_bits_depend_neither_on_the_order_of_execution_nor_on_the_schedule(program: Any) -> None:
+    """In every run of the program that adds rows up."""
     counts = random_counts(3, 1, 4, most=12)
     schedules = enumerate((*program.schedules, "push"))
     results = [run([Routed((program, s), counts, K=16, N=16)], seed)[0] for seed, s in schedules]
