@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -185,20 +186,22 @@ def with_a_failing_module(group: dist.ProcessGroup, name: str) -> list[str]:
     return found
 
 
-def new(group: dist.ProcessGroup) -> dict[str, Any]:
-    """A new layer, seeded alike on all ranks."""
+def new(group: dist.ProcessGroup, plans: Sequence[str] = ()) -> dict[str, Any]:
+    """A new layer, seeded alike on all ranks, and its bytes by plan."""
     torch.manual_seed(5)
     layer = MoE(8, 4, 4, 2, group=group, tokens=10, dtype=torch.bfloat16)
     heap = layer.heap_bytes(10)
     made = {"down": layer.down.detach(), "said": repr(layer), "bytes": heap}
-    for plan in ("one_kernel", "one_kernel:pull", "pull", "once:pull", "auto", "torch"):
+    for plan in plans:
         layer.plan = plan
         made[plan] = layer.heap_bytes(10)
     return made
 
 
-def test_results_and_gradients(pool: Pool) -> None:
-    assert_right(pool, GROUPS, layers, "torch")
+@pytest.mark.parametrize("groups", first_of([[(2,), (1, 2, 3)], GROUPS]), ids=["one and three", "of all sizes"])
+def test_results_and_gradients(pool: Pool, groups: list[tuple[int, ...]]) -> None:
+    """Of uneven experts on the other numbers of ranks, too, in every run."""
+    assert_right(pool, groups, layers, "torch")
 
 
 def test_slices_of_every_expert(pool: Pool) -> None:
@@ -241,7 +244,7 @@ def test_placements() -> None:
 
 def test_a_new_layer_is_one_on_any_number_of_ranks(pool: Pool) -> None:
     (one,) = pool.results(on_groups, [(0,)], new)[0]
-    two = on_two(pool, new)
+    two = on_two(pool, new, ("one_kernel", "one_kernel:pull", "pull", "once:pull", "auto", "torch"))
     assert torch.equal(torch.cat([made["down"] for made in two]), one["down"])
     assert len({float(w.norm()) for w in one["down"]}) == 4
     room = 2 * 10 * 2  # two experts of a rank take a token at most

@@ -137,11 +137,12 @@ def test_opcheck(pool: Pool, part: int) -> None:
     on_two(pool, of_experts.opchecked, part)
 
 
-@pytest.mark.parametrize("plan", [None, "once", "one_kernel", "auto"])
+@pytest.mark.parametrize("plan", first_of(["once", "auto", None, "one_kernel"], 2))
 @pytest.mark.parametrize(
     ("group", "backend"), first_cases([((2,), "aot_eager"), ((0, 1), "aot_eager"), ((0, 1), "inductor")])
 )
 def test_compiled_without_a_break(pool: Pool, group: tuple[int, ...], backend: str, plan: str | None) -> None:
+    """In every run by the plan that "auto" stands for, and by the one with operators that others have not."""
     assert_right(pool, [group], of_experts.compiled, backend, plan)
 
 

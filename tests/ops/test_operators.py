@@ -124,6 +124,9 @@ PLANS = {
 )
 def test_plans_name_programs(pool: Pool, group: tuple[int, ...], names: Iterable[str]) -> None:
     calls, wanted = zip(*(PLANS[name] for name in names), strict=True)
+    if names is not PLANS:  # in every run few backwards: that whose program is named, and that without a bias
+        ends = (c.bias and name != "torch" for c, name in zip(calls, names, strict=True))
+        calls = tuple(replace(c, frozen=ALL) if end else c for c, end in zip(calls, ends, strict=True))
     for (found,) in pool.results(on_ranks.on_groups, [group], on_ranks.planned, calls, list(names))[: len(group)]:
         assert found == list(wanted)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tilelink as tk
+from tests.parameters import each_once
 from tilelink.ops import rows_of_experts
 
 NOBODY_WROTE = -(2**31)
@@ -59,14 +60,13 @@ def assert_rows_of_all_ranks(ids: torch.Tensor, experts: int, slices: int, rank:
 
 
 @pytest.mark.usefixtures("on_cpu")
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize(
-    ("tokens", "top", "experts", "each", "slices", "wrong"),
+@each_once(
+    "sizes, dtype",
     [(7, 3, 6, 2, 1, 0), (1, 1, 1, 1, 1, 0), (16, 1, 4, 4, 1, 1), (21, 2, 6, 3, 2, 5), (5, 4, 3, 3, 3, 0)],
+    [torch.int32, torch.int64],
 )
-def test_rows_of_one_rank(
-    tokens: int, top: int, experts: int, each: int, slices: int, wrong: int, dtype: torch.dtype
-) -> None:
+def test_rows_of_one_rank(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    tokens, top, experts, each, slices, wrong = sizes
     ids = chosen(tokens, top, experts, tokens, wrong, dtype)
     for given in (ids, ids.T.contiguous().T, torch.full_like(ids, -1)):
         counts = assert_rows_of_one_rank(given, experts, each, slices)
@@ -91,12 +91,13 @@ def test_experts_beyond_32_bits() -> None:
 
 
 @pytest.mark.usefixtures("on_cpu")
-@pytest.mark.parametrize("room", [0, 5, 100])
-@pytest.mark.parametrize(
-    ("tokens", "top", "experts", "slices", "world", "wrong"),
+@each_once(
+    "sizes, room",
     [(5, 3, 6, 1, 3, 0), (1, 1, 1, 1, 1, 0), (4, 2, 4, 2, 4, 3), (9, 2, 5, 2, 2, 0), (3, 4, 8, 1, 8, 0)],
+    [0, 5, 100],
 )
-def test_rows_of_all_ranks(tokens: int, top: int, experts: int, slices: int, world: int, wrong: int, room: int) -> None:
+def test_rows_of_all_ranks(sizes: tuple[int, ...], room: int) -> None:
+    tokens, top, experts, slices, world, wrong = sizes
     ids = chosen(tokens * world, top, experts, room + tokens, wrong)
     for rank in {0, world - 1}:
         assert_rows_of_all_ranks(ids, experts, slices, rank, world, room)

@@ -65,7 +65,7 @@ def main() -> None:
     found += [compare([torch.ones(8), torch.empty(8)]) for _ in range(3)]
     assert loaded(library, scaled, {"x": x, "factor": 0.5, "out": out}, num_warps=1).directly is None
 
-    for form, schedule in (("sm_90", push), ("sm_90", pull), ("sm_90+warps", push)):
+    for form, schedule in (("sm_90", pull), ("sm_90+warps", push)):
         for step, tensors in steps(library, form, schedule):
             places = [at for at, _ in step.of_caller]
             compare = alike(f"{form} {step.kernel.name}", step.kernel, step.workers, step.values, places)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.kernels.routed import Routed
+from tests.parameters import first_cases
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
 from tests.runtime.processes import Pool
 from tests.runtime.ranks import in_processes
@@ -78,7 +79,7 @@ def test_on_virtual_ranks(calls: Callable[[Any], list[torch.Tensor]], expected: 
     assert len(device.loads) == 2 * 2 * kernels, "a rank loads its kernels for each slot"
 
 
-@pytest.mark.parametrize(("calls", "expected"), CALLS, ids=["counts", "lengths"])
+@pytest.mark.parametrize(("calls", "expected"), first_cases(CALLS), ids=["counts", "lengths"])
 def test_in_a_process_a_rank(pool: Pool, calls: Callable[[Any], list[torch.Tensor]], expected: Any) -> None:
     check(expected, [made for made in pool.results(in_processes, calls, (0, 1)) if made is not None])
 

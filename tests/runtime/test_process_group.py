@@ -39,7 +39,7 @@ CASES = [
 ]
 
 
-MORE = {(1, 40, 3), (16, 16, 16, 16), (5, 40, 0)}
+MORE = {(1, 40, 3), (16, 16, 16, 16), (0, 33, 2, 7), (5, 40, 0)}
 """In `make verify`: others have their schedules, or their numbers of ranks."""
 
 

@@ -12,6 +12,7 @@ import torch
 
 from tests.kernels import gather_gemm
 from tests.kernels.gather_gemm import small_world
+from tests.parameters import each_once
 from tests.runtime import small_worlds
 from tests.runtime.small_worlds import K, N, check_usable, gathered, line_of, whole
 from tilelink.emulator import RaceError
@@ -71,8 +72,7 @@ def test_a_rank_that_calls_once_too_often_waits_in_vain() -> None:
     check_usable(world)
 
 
-@pytest.mark.parametrize("raising", [0, 2])
-@pytest.mark.parametrize("calls_before", [0, 1])
+@each_once("raising, calls_before", [0, 2], [0, 1])
 def test_a_rank_that_raises_ends_the_run_of_all(raising: int, calls_before: int) -> None:
     error = LookupError("of a user")
 

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tilelink.ops as ops
 from bench.check import relative_rms
 from tests.ops.on_ranks import noted
+from tests.parameters import first_of
 from tests.runtime.cuda_stand_in import StandIn
 from tilelink.errors import ArgumentError, ShapeError
 from tilelink.ops import known, of_all_ranks, programs, rows_of_experts, shortcuts
@@ -363,7 +364,7 @@ class Wrapper(torch.Tensor):
         return args[0].computed()
 
 
-@pytest.mark.parametrize("lengths", [torch.tensor([12]), [torch.tensor(12)], (12,)])
+@pytest.mark.parametrize("lengths", first_of([[torch.tensor(12)], torch.tensor([12]), (12,)], 2))
 def test_integers_given_as_tensors(device: StandIn, lengths: Any) -> None:
     """A tensor of lengths, or of a dimension, is no tensor of the operator: it has neither a number nor a gradient."""
     for operator in (ops.all_gather_linear, ops.linear_reduce_scatter):

@@ -69,7 +69,7 @@ NAMES = ["push", "pull", "multicast", "engine", "engine pushes"]
     NAMES,
     CASES,
     ids=lambda c: c if isinstance(c, str) else "x".join(map(str, c[0])),
-    dear=lambda name, _: name == "multicast",
+    dear=lambda name, _: name in ("multicast", "pull"),
 )
 def test_trace_is_the_unrolled_program(name: str, case: tuple) -> None:  # type: ignore[type-arg]
     parts, n, k, gather, matmul = case
