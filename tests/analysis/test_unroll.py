@@ -148,13 +148,13 @@ def check_signals(events: Events) -> None:
         assert (events.expected[waits] == counted[events.rank[waits], events.cell[waits]]).all(), signals.tensor
 
 
-@random_tries(40, 250, runs(RESULTS + SIGNALS))
+@random_tries(20, 250, runs(RESULTS + SIGNALS))
 def test_signals_are_given_as_often_as_derived(run: Run) -> None:
     """Those of notifications under conditions and in loops included."""
     check_signals(run.unroll())
 
 
-@random_tries(40, 80, runs(RESULTS))
+@random_tries(20, 80, runs(RESULTS))
 def test_results_are_written_once(run: Run) -> None:
     """Each element of an output by a rank that has it; and what is written is what is counted in bytes."""
     events = run.unroll()
@@ -170,7 +170,7 @@ def test_results_are_written_once(run: Run) -> None:
         assert events.amount[writes].sum() == 4 * counts.sum()
 
 
-@random_tries(40, 80, runs(RESULTS))
+@random_tries(20, 80, runs(RESULTS))
 def test_waits_cover_what_is_read_of_buffers(run: Run) -> None:
     """What a tile reads of a buffer lies in what it waited for before, in the same memory."""
     events = run.unroll()
@@ -215,7 +215,7 @@ def test_loops_taken_together_read_what_their_steps_read(run: Run) -> None:
     assert len(together) <= len(steps)
 
 
-@random_tries(30, 60, runs(RESULTS), st.integers(12, 200))
+@random_tries(20, 60, runs(RESULTS), st.integers(12, 200))
 def test_tiles_are_dealt_to_the_workers_of_their_role(run: Run, sms: int) -> None:
     """One after the other, each to one worker; nobody has more workers than tiles, and all are on the device."""
     events = run.unroll(sms=sms)

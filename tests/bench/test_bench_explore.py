@@ -43,7 +43,7 @@ SAMPLE = [
     pytest.param("all_gather_matmul", "pull", 3, "random", marks=pytest.mark.verify),
     pytest.param("matmul_all_reduce", "fused", 2, "pct", marks=pytest.mark.verify),
     ("matmul_ring_reduce_scatter", "ringed", 2, "random"),
-    ("gathered_attention", "causal", 2, "pct"),
+    pytest.param("gathered_attention", "causal", 2, "pct", marks=pytest.mark.verify),
 ]
 
 

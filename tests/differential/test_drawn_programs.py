@@ -34,7 +34,7 @@ def held(draw: Callable[..., Case], seeds: range, folder: Path, small: bool) -> 
     return found
 
 
-@some_of(140, first=7)
+@some_of(140, first=5)
 def test_programs(seeds: range, tmp_path: Path) -> None:
     found = held(drawn, seeds, tmp_path, small=True)
     assert found["right"] >= 0.64 * len(seeds), found  # what is refused tries nothing

@@ -83,6 +83,6 @@ def combined(of: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
 LEAVES = st.sampled_from([RANK, WORLD, PER_NODE, I, J, N, *map(sympy.Integer, range(3))])
 
 
-@random_tries(75, 150, st.recursive(LEAVES, combined, max_leaves=5), st.sampled_from([WORLD, PER_NODE, NODES, N]))
+@random_tries(50, 150, st.recursive(LEAVES, combined, max_leaves=5), st.sampled_from([WORLD, PER_NODE, NODES, N]))
 def test_what_is_proved_holds(e: Expr, size: Expr) -> None:
     assert not below(e, size, ENDS) or always(e, size)

@@ -147,7 +147,7 @@ sources = st.recursive(st.sampled_from(NAMES) | numbers, _combined, max_leaves=8
 assignments = st.fixed_dictionaries({n: st.integers(n == "world", 9) for n in NAMES})
 
 
-@random_tries(90, 600, sources, st.lists(assignments, min_size=5, max_size=5))
+@random_tries(50, 600, sources, st.lists(assignments, min_size=5, max_size=5))
 def test_same_as_python(source: str, values: list[dict[str, int]]) -> None:
     e = elaborated(source)
     assume(e is not None)

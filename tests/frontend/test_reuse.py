@@ -9,7 +9,7 @@ import torch
 
 import tilelink as tk
 from tests.frontend.wrong import Case, alone, check
-from tests.parameters import first_of
+from tests.parameters import seldom
 from tests.programs import ring_attention as rings
 from tilelink.analysis.events import DOT, NOTIFY, READ, WAIT, WRITE
 from tilelink.emulator import RaceError
@@ -44,7 +44,7 @@ def run(program: Program, schedule: tk.Schedule, world: int, *, calls: int = 2, 
     return cpu
 
 
-@pytest.mark.parametrize("world", first_of([1, 2, 3, 4], 3))
+@pytest.mark.parametrize("world", seldom([1, 2, 3, 4], lambda world: world in (2, 4)))
 def test_ring_attention_runs(world: int) -> None:
     run(rings.ring_attention, schedule(), world)
 

@@ -111,7 +111,7 @@ def spaces(draw: st.DrawFn, orders: list[tk.Order] = ORDERS, dims: int = 3) -> W
     return Walked(tuple(sizes), parts, world, tuple(tile), axes, at, order)
 
 
-@random_tries(35, 200, spaces())
+@random_tries(20, 200, spaces())
 def test_every_element_once_for_every_value_of_the_axes(space: Walked) -> None:
     """A tile of a space with axes exists for each of their values; without an executor, on every rank."""
     names = [*space.axes, *(["rank"] if space.at is None else [])]

@@ -61,9 +61,9 @@ def test_rows_and_tokens_that_predictions_are_told_go_with_each_other() -> None:
 def test_the_fastest_form_has_the_best_number_of_sms_for_what_moves_rows() -> None:
     """Of those that are tried: twice as many and half of them are no 2 % faster."""
     h800, experts = machine("h800"), model("mixtral-8x7b").experts(8, 8)[0]
-    choice = choose_experts(experts, h800, "bfloat16", 1024)
+    choice = choose_experts(experts, h800, "bfloat16", 256)
     assert choice is not None and choice.fused is not None and choice.fused_us is not None
-    asked = Tokens(h800, "bfloat16", 1024)
+    asked = Tokens(h800, "bfloat16", 256)
     for role, resource in choice.fused.by.program.schedule(choice.fused.by.schedule.name).items():
         changed = (c.value for c in choice.fused.by.schedule.changes if c.role == role)
         count = next(changed, resource.count)  # type: ignore[union-attr]

@@ -33,7 +33,7 @@ from tilelink.frontend.sizes import Sizes
 from tilelink.programs.program import Program
 
 
-@random_tries(30, 60, runs(RESULTS + SIGNALS))
+@random_tries(20, 60, runs(RESULTS + SIGNALS))
 def test_programs_are_safe_at_random_sizes(run: Run) -> None:
     """And the structure says so of those that have no conditions; what it says depends on no size. Two have tiles
     that notify a region more than once, at some sizes: that is found, and nothing else."""

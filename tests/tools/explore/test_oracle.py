@@ -10,6 +10,7 @@ import pytest
 
 import tilelink as tk
 from tests.analysis.check.damage import without
+from tests.parameters import each_once
 from tests.programs.exchanges import readers_first
 from tests.programs.reducing import ring_reduce_scatter
 from tests.programs.ring_attention import stale_entry
@@ -32,8 +33,7 @@ def kinds(exploration: Exploration) -> set[str]:
     return {f.kind for f in exploration.findings}
 
 
-@pytest.mark.parametrize("policy", ["random", "pct"])
-@pytest.mark.parametrize("world", [2, 3, 4])
+@each_once("world, policy", [2, 3, 4], ["random", "pct"])
 def test_nothing_in_what_is_right(world: int, policy: str) -> None:
     for name in all_gather_matmul.schedules:
         tile = (16, None) if name == "engine" else (16, 16)
