@@ -48,7 +48,7 @@ def test_the_seed_fixes_the_schedule():
         return execution.schedule_hash
 
     assert schedule(5) == schedule(5)
-    assert len({schedule(seed) for seed in range(5)}) == 5
+    assert len({schedule(seed) for seed in range(3)}) == 3
 
 
 @some_of(3, first=1)

@@ -123,8 +123,7 @@ def test_every_element_once_for_every_value_of_the_axes(space: Walked) -> None:
         assert (count == 1).all(), dict(zip(names, values, strict=True))
 
 
-@settings(max_examples=100, deadline=None)
-@given(spaces())
+@random_tries(40, 100, spaces())
 def test_tiles_lie_in_the_part_of_their_home(space: Walked) -> None:
     for t in space.tiles():
         begin, end = t.bounds[0]
@@ -135,16 +134,14 @@ def test_tiles_lie_in_the_part_of_their_home(space: Walked) -> None:
             assert size is None or b - a <= size
 
 
-@settings(max_examples=100, deadline=None)
-@given(spaces())
+@random_tries(40, 100, spaces())
 def test_executors(space: Walked) -> None:
     """Who executes a tile: its home, or the rank that the axis names."""
     for t in space.tiles():
         assert space.at is None or t.axes[space.at] == t.rank
 
 
-@settings(max_examples=200, deadline=None)
-@given(spaces())
+@random_tries(60, 200, spaces())
 def test_ranks_are_walked_in_the_order(space: Walked) -> None:
     """The first axis that a rank walks itself comes in the schedule's order (parts without elements left out)."""
     free = [a for a in (*space.axes, *(["home"] if space.parts is not None else [])) if a != space.at]

@@ -24,7 +24,7 @@ FEW = rarely(covering(product(("push", "pull", "few"), (1, 2, 3, 4))), lambda _,
 @pytest.mark.parametrize(("schedule", "world"), [*FEW, *IN_EIGHT])
 def test_integers_are_exact_twice_in_a_row_and_runs_do_what_events_say(schedule: str, world: int) -> None:
     """The second time other rows go elsewhere, by what was prepared for the first."""
-    most, experts = (9, 3) if world < 3 else (4, 2 if world < 4 else 1)
+    most, experts = (6 if world < 3 else 4), (2 if world < 4 else 1)
     counts = [random_counts(world, experts, seed, most, empty=0.3 if world < 8 else 0.8) for seed in (1, 2)]
     room = 3 + max(max(map(sum, zip(*c, strict=True))) for c in counts) * world
     calls = [Layer(schedule, c, N=16, K=16, integers=True, keep=True, seed=k, room=room) for k, c in enumerate(counts)]
