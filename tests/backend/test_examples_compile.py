@@ -31,7 +31,7 @@ def called(value: Any) -> str:
 
 
 def slow(module: str, *_: Any) -> bool:
-    """What the library's programs across nodes have in every run, or a run on the CPU."""
+    """The one that takes longest. CPU ranks run it in every run, in two other tests."""
     return module == "hierarchical_gather"
 
 

@@ -63,7 +63,7 @@ OF_DTYPES = dict(zip(LIMIT_OF, NAMED, strict=False))
 def test_bits_do_not_depend_on_the_order_of_execution(schedule: str, dtype: torch.dtype) -> None:
     call = Call((20, 7), N=16, K=40, dtype=dtype, schedule=in_tiles(schedule, (16, 32), (16, 16, 16)), bias=True)
     first = run_and_check(call, seed=0)[0]
-    for seed in range(1, 4):
+    for seed in (1, 2):
         again = run([call], seed=seed)[0]
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 

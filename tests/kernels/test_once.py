@@ -15,7 +15,7 @@ from bench.choices import Choices
 from tests.kernels.gather_gemm import small_world
 from tests.kernels.once import EVERY, FORMS, PROGRAMS, Once, chosen, in_tiles
 from tests.kernels.routed import named, run, run_and_check
-from tests.parameters import covering, each_once, rarely, seldom
+from tests.parameters import covering, each_once, first_cases, rarely, seldom
 from tilelink.emulator import Operation
 from tilelink.errors import CapacityError, ScheduleError, UnsafeProgramError
 from tilelink.kernels.all_gather_grouped_matmul import all_gather_grouped_matmul
@@ -81,11 +81,22 @@ def test_errors_are_those_of_rounding(program: Any, dtype: torch.dtype) -> None:
     run_and_check(Once((program, "push"), chosen((13, 5), 3, 4, 3), K=96, N=24, dtype=dtype))
 
 
-@pytest.mark.parametrize("program", seldom(PROGRAMS, lambda p: p is all_gather_grouped_matmul), ids=lambda p: p.name)
-def test_bits_depend_neither_on_the_order_of_execution_nor_on_the_schedule(program: Any) -> None:
-    """In every run of the program that adds rows up."""
+@pytest.mark.parametrize(
+    ("program", "schedules"),
+    first_cases(
+        [
+            (all_gather_grouped_matmul, {"few", "push"}),
+            (grouped_matmul_reduce_scatter, set(grouped_matmul_reduce_scatter.schedules)),
+            (all_gather_grouped_matmul, set(all_gather_grouped_matmul.schedules)),
+        ],
+        2,
+    ),
+    ids=lambda v: f"{len(v)}" if isinstance(v, set) else v.name,
+)
+def test_bits_depend_neither_on_the_order_of_execution_nor_on_the_schedule(program: Any, schedules: set[str]) -> None:
+    """In every run by all schedules of the program that adds rows up. Of the other "few" runs nowhere else."""
     choices = chosen((9, 4, 11), 1, 2, 4)
-    forms = [f for f in (*FORMS, (program, "push")) if f[0] is program]
+    forms = [f for f in (*FORMS, (program, "push")) if f[0] is program and f[1] in schedules]
     results = [run([Once(form, choices, K=16, N=16)], seed)[0] for seed, form in enumerate(forms)]
     for outs in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], outs, strict=True))

@@ -99,7 +99,7 @@ def test_many_routings_through_one_prepared_call(form: Any, routings: int, blind
 
 @pytest.mark.parametrize(
     ("form", "ranks"),
-    rarely(covering(product((f for f in FORMS if f[1] != "push"), (1, 2, 4, 8))), lambda _, ranks: ranks in (4, 8)),
+    rarely(covering(product((f for f in FORMS if f[1] != "push"), (1, 2, 4, 8))), lambda _, ranks: ranks == 4),
     ids=named,
 )
 def test_tables_are_what_numpy_makes_of_the_same_counts(form: Any, ranks: int) -> None:
