@@ -14,6 +14,7 @@ from triton import jit
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver as triton_driver
 
+from tests.parameters import first_cases
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
 from tests.runtime.small_worlds import whole
 from tilelink.backend.targets import FORMS, TARGETS, Target
@@ -233,7 +234,9 @@ def test_local_memory_grows_when_a_kernel_is_loaded(local: int, grown: list[Any]
 
 
 @pytest.mark.usefixtures("triton")
-@pytest.mark.parametrize(("dtype", "tile"), [(torch.float32, (64, 64, 32)), (torch.bfloat16, (128, 64, 64))])
+@pytest.mark.parametrize(
+    ("dtype", "tile"), first_cases([(torch.float32, (64, 64, 32)), (torch.bfloat16, (128, 64, 64))])
+)
 def test_exact_products_have_tiles_that_fit_in_registers(
     dtype: torch.dtype, tile: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

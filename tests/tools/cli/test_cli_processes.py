@@ -59,7 +59,7 @@ def test_torch_is_not_imported() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [pytest.param(c, marks=[pytest.mark.verify] * (c in ("inspect", "plan"))) for c in COMMANDS]
+    "command", [pytest.param(c, marks=[pytest.mark.verify] * (c in ("inspect", "plan", "explore"))) for c in COMMANDS]
 )
 def test_help_shows_an_example_that_works(run: Run, command: str) -> None:
     with pytest.raises(SystemExit) as exit:
