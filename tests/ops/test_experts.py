@@ -164,8 +164,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-DEAR = [("interpret", plan) for plan in ("one_kernel", "once", "few", "pull")]
-BY_WHAT = [("interpret", None), ("torch", None), ("torch", "once"), *DEAR]
+DEAR = [("interpret", plan) for plan in ("once", "few", "pull")]
+BY_WHAT = [("interpret", None), ("torch", None), ("torch", "once"), ("interpret", "one_kernel"), *DEAR]
 
 
 def what(by_or_bad: tuple[Any, Any]) -> str:
