@@ -22,7 +22,7 @@ from tilelink.runtime.group import Group
 
 
 def impatient() -> Group:
-    return everybody(stuck_timeout=1.0)
+    return everybody(stuck_timeout=2.0)
 
 
 def withheld(program: str) -> Any:
@@ -63,7 +63,7 @@ def test_a_withheld_signal_is_named_on_every_rank(pool: Pool) -> None:
         r"of rank 0 \(signal 1\): expected 1, observed 0 \(.*all_gather_matmul.py:\d+: tk.wait\(full\[t.rows\]\)\)",
         line,
     )
-    assert all("nothing moved for 1 s" in f.text for f in failures)
+    assert all("nothing moved for 2 s" in f.text for f in failures)
     again = pool.failures(use, impatient)
     assert [f.text.splitlines()[1] for f in again] == [line] * WORLD
     pool.results(reset, impatient)
@@ -85,7 +85,7 @@ def test_a_withheld_signal_that_no_tile_waits_for(pool: Pool) -> None:
 
 
 def hurried() -> Group:
-    return everybody(enter_timeout=1.0)
+    return everybody(enter_timeout=2.0)
 
 
 def one_stays_away() -> None:
@@ -110,7 +110,7 @@ def test_a_rank_that_does_not_come_is_named_on_every_rank(pool: Pool) -> None:
         r"  rank \d host of run 1: waits for rank 3 to go on, which has left run 0: expected 3, observed 2",
         line,
     )
-    assert all("within 1 s" in f.text and "rank 2 made 2 calls, rank 3 made 1 call" in f.text for f in failures)
+    assert all("within 2 s" in f.text and "rank 2 made 2 calls, rank 3 made 1 call" in f.text for f in failures)
     pool.results(reset, hurried)
     check_usable(pool, hurried)
 
