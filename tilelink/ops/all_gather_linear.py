@@ -226,7 +226,8 @@ def all_gather_linear(
     first. Raises ArgumentError, ShapeError, DtypeError, DeviceError and ScheduleError; if one rank does, the others
     raise RankFailedError. Raises RankMismatchError if calls differ.
     """
-    given = {"gather_dim": gather_dim, "lengths": lengths, "plan": plan, "return_gathered": return_gathered}
-    full, outs = _operator.for_user(group, x, weights, biases, **given)
+    full, outs = _operator.for_user(
+        group, x, weights, biases, gather_dim=gather_dim, lengths=lengths, plan=plan, return_gathered=return_gathered
+    )
     found = outs[0] if isinstance(weights, torch.Tensor) else outs
     return (full, found) if return_gathered else found

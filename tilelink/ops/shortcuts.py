@@ -18,6 +18,7 @@ from tilelink.ops.eager import PLAIN, is_watched
 from tilelink.ops.known import ALIGNED, KEPT_CALLS, SEVERAL, VARIABLES, Known, getenv
 from tilelink.ops.programs import preparing
 from tilelink.ops.repeated import Repeat, each
+from tilelink.plans.names import AUTO
 
 _guards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 """What torch.compile compares tensors with; without it there are no shortcuts."""
@@ -29,11 +30,13 @@ TENSOR = object()
 class Shortcut:
     """A call that was made in full. `guards`: torch's guards of its tensors: their types, dispatch keys, dtypes,
     devices, shapes and strides, whether they require gradients, and what is active in this thread. `trained`: whether
-    one requires gradients. `kinds`: the types of its options. `told`: what ranks compare. `values`: of the operator's
-    arguments, with `TENSOR` for each tensor; `repeat`: makes a call without a gradient."""
+    one requires gradients. `kinds`: the types of its options. `variables`: those of the environment that count, and
+    their values. `told`: what ranks compare. `values`: of the operator's arguments, with `TENSOR` for each tensor;
+    `repeat`: makes a call without a gradient."""
 
     group: ref[dist.ProcessGroup]
     kinds: list[type]
+    variables: tuple[bytes, ...]
     environment: list[bytes | None]
     guards: Any
     trained: bool
@@ -48,7 +51,7 @@ class Shortcut:
             and self.guards.check(*tensors)
             and not sum([t.data_ptr() % ALIGNED for t in tensors])
             and list(map(type, options)) == self.kinds  # True equals 1, and is another option
-            and self.environment == list(map(getenv, VARIABLES))
+            and [*map(getenv, self.variables)] == self.environment
             and not is_watched(tensors)
             and not preparing()
         )
@@ -91,10 +94,12 @@ class Shortcuts:
             return
         sizes, strides = [list(t.shape) for t in found], [list(t.stride()) for t in found]
         guards = _guards(*found, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        kinds, environment = list(map(type, options)), list(map(getenv, VARIABLES))
+        kinds, variables = list(map(type, options)), VARIABLES if AUTO in options else VARIABLES[:1]
         trained, repeat = any(t.requires_grad for t in found), known.repeat.sharing_empty()
         values = [each(lambda v: TENSOR if isinstance(v, torch.Tensor) else v, value) for value in values]
-        short = Shortcut(ref(group), kinds, environment, guards, trained, known.told, values, repeat)
+        short = Shortcut(
+            ref(group), kinds, variables, [*map(getenv, variables)], guards, trained, known.told, values, repeat
+        )
         self._kept.put(_key(group, found, places, options), short)
 
 

@@ -83,12 +83,13 @@ class CudaGroup(Group):
         if known is None or call.slot is not None or call.timed or any(s.outputs for s in known.scripts.values()):
             return None
         only_kernels = all(isinstance(step, KernelStep) for s in known.scripts.values() for step in s.steps)
-        return Again(partial(self._again, known), only_kernels, self.lane.device.allocates)
+        again = partial(self._again, known.scripts, known.slots)
+        return Again(again, only_kernels, self.lane.device.allocates)
 
-    def _again(self, known: _Known, tensors: Mapping[str, torch.Tensor]) -> bool:
+    def _again(self, scripts: Mapping[int, Script], slots: int, tensors: Mapping[str, torch.Tensor]) -> bool:
         if self._flag[0]:
             self.check()
-        script = known.script(None, self.runs)
+        script = scripts.get(self.runs % slots)
         if script is None or not self.agreed(script) or self.lane.device.capturing():
             return False
         self._do(script, tensors)
@@ -241,9 +242,12 @@ class _Known(NamedTuple):
 
     def script(self, slot: int | None, number: int) -> Script | None:
         """The script for the run with this number, in a slot, by default in turn; None if there is none yet."""
-        if slot is None:
-            slot = number % next(iter(self.scripts.values())).slots
-        return self.scripts.get(slot)
+        return self.scripts.get(number % self.slots if slot is None else slot)
+
+    @property
+    def slots(self) -> int:
+        """The number of slots that calls take in turn. There is a script."""
+        return next(iter(self.scripts.values())).slots
 
     def tensors(self, call: Call) -> dict[str, Any]:
         """The tensors that a call gives, by name; None for one that is absent."""
