@@ -327,3 +327,46 @@ def places_of_readers_alone(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
     inbox = tk.local(tk.ranks, "M", "K")
     to_the_place_of_the_reader[tk.tiles(x, reader=tk.ranks)](x, inbox)
     sum_of_all[tk.tiles(out)](inbox, out)
+
+
+# ---- views of views that leave a part
+
+
+@tk.tile
+def from_next_part(t, x, out):
+    """The range is one of this rank's part, the memory is the next rank's."""
+    out[t].store(x[tk.part((tk.rank() + 1) % tk.world()), :][t.M, t.K].load())
+
+
+@tk.program
+def range_of_another_part(x: tk.Sharded("M", "K"), out: tk.Sharded("M", "K")):
+    from_next_part[tk.tiles(out)](x, out)
+
+
+@tk.tile
+def from_own_part(t, full, out):
+    """The range may begin in one rank's part and end in another's."""
+    out[t].store(tk.wait(full[tk.part(tk.rank()), :][t.M, t.K]).load())
+
+
+@tk.program
+def range_across_a_part(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
+    full = tk.local("M", "K")
+    gather[tk.tiles(x, reader=tk.ranks)](x, full)
+    from_own_part[tk.tiles(out)](full, out)
+
+
+# ---- the order of a list's members
+
+
+@tk.tile
+def bring_to_next(t, x, full):
+    tk.notify(tk.copy(x[t], full[t].at((tk.rank() + 1) % tk.world())))
+
+
+@tk.program
+def members_on_two_resources(x: tk.Each(tk.Local("M", "K")), out: tk.Each(tk.Local("M", "K"))):
+    for a, o in tk.each(x, out):
+        full = tk.local("M", "K")
+        bring_to_next[tk.tiles(a)](a, full)
+        take[tk.tiles(o)](full, o)

@@ -140,15 +140,17 @@ class Lanes:
         hi = lo + 1
         for k, (dim, i) in enumerate(zip(tensor.dims, view.index, strict=True)):
             a, b = self.bounds(i)
-            begin, end = np.zeros(self.lanes, np.int64), self.get(self.program.size_of(dim))
-            part = self.within(view, i.part, site) if isinstance(i, ir.Range) and i.part is not None else None
-            if k == tensor.sharded and part is not None:
-                begin, end = parts[parts_of(dim)][part], parts[parts_of(dim)][part + 1]
-            outside = outside_of(a, b, begin, end)
-            if (lane := self.first(outside)) is not None:
-                region = f"{dim}[{a[lane]}:{b[lane]}]"
-                said = f"{region} is outside {dim}[{begin[lane]}:{end[lane]}]"
-                self.refuse(ViewError, view, site, lane, said, f"{view.tensor}: {region}", outside)
+            spans = [(np.zeros(self.lanes, np.int64), self.get(self.program.size_of(dim)))]
+            if isinstance(i, ir.Range) and i.part is not None:  # a home has no more than its own part
+                ranks = [view.home, i.part] if k == tensor.sharded and isinstance(view.home, Expr) else [i.part]
+                begins, numbers = parts[parts_of(dim)], [self.within(view, rank, site) for rank in dict.fromkeys(ranks)]
+                spans = [(begins[n], begins[n + 1]) for n in numbers]
+            for begin, end in spans:
+                outside = outside_of(a, b, begin, end)
+                if (lane := self.first(outside)) is not None:
+                    region = f"{dim}[{a[lane]}:{b[lane]}]"
+                    said = f"{region} is outside {dim}[{begin[lane]}:{end[lane]}]"
+                    self.refuse(ViewError, view, site, lane, said, f"{view.tensor}: {region}", outside)
             lo[:, k], hi[:, k] = a, np.maximum(a, b)
         return lo, hi
 
@@ -188,7 +190,7 @@ class Lanes:
             there, cell = np.zeros(self.lanes, bool), np.zeros(self.lanes, np.int64)
             there[self.act] = True
             for (first, count), o, n in zip(found, offset, along, strict=True):
-                there &= o < count
+                there &= (o < count) & (first + o >= 0) & (first + o < n)  # none where the view leaves its tensor
                 cell = cell * n + first + o
             yield np.where(there, cell, 0), there
 

@@ -26,6 +26,7 @@ from tilelink.frontend.expressions import RANK, Expr, ceil_div, floor_div, large
 from tilelink.frontend.integers import MAX_COUNT
 from tilelink.frontend.ir import Role, TileProgram
 from tilelink.frontend.routed_walk import TURN as PIECE
+from tilelink.frontend.schedule import SMs
 from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.walk import NUMBER
 
@@ -34,10 +35,12 @@ TURN = own("turn_taken")
 
 
 def members(roles: Sequence[Role]) -> list[list[Role]]:
-    """The roles in program order; roles that take turns are in one list."""
-    together: dict[str | None, list[Role]] = {}
+    """The roles in program order; roles that take turns are in one list. Members on copy engines take no turns with
+    those on SMs."""
+    together: dict[tuple[bool, str | None], list[Role]] = {}
     for role in roles:
-        together.setdefault(None if role.wave else role.launched, []).append(role)
+        key = isinstance(role.resource, SMs), None if role.wave else role.launched
+        together.setdefault(key, []).append(role)
     return list(together.values())
 
 

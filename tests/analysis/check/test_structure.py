@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,15 @@ from tests.programs.alone import (
     scaled_by_three_entries,
     second_of_a_row_writes,
 )
-from tests.programs.unsafe import notifies_twice, output_of_a_reader, own_places_alone, places_of_readers_alone
+from tests.programs.unsafe import (
+    members_on_two_resources,
+    notifies_twice,
+    output_of_a_reader,
+    own_places_alone,
+    places_of_readers_alone,
+    range_across_a_part,
+    range_of_another_part,
+)
 from tilelink.analysis.check import check as check_program
 from tilelink.analysis.check import check_events
 from tilelink.analysis.check.memory import without_result
@@ -70,6 +79,13 @@ OUTSIDE = [
         "to different places of inbox[rank, ",
         {1: "safe"},
     ),
+    (range_of_another_part, {"from_next_part": SMALL}, "may lie outside x along M", {1: "safe"}),
+    (
+        range_across_a_part,
+        {"gather": HOME, "from_own_part": tk.SMs(2, tile=(16, 16), order=tk.across_parts)},
+        "may lie outside full along M",
+        {1: "safe"},
+    ),
 ]
 INSIDE = [
     (reads_next_rank, {"from_next_rank": READER}),
@@ -108,6 +124,17 @@ def test_where_there_is_no_first_tile_nothing_is_written() -> None:
     report = first_of_a_row_writes.check(schedule, world=1, M=32, K=0)
     assert (report.verdict, report.proof) == ("unsafe", "unrolled") and "no tile writes total" in str(report)
     assert report.because == "the first tile along K writes an output, and K is 0"
+
+
+@pytest.mark.parametrize("engine", [0, 1])
+def test_members_on_an_engine_take_no_turns_with_those_on_sms(engine: int) -> None:
+    """The kernel goes through `take` before a `bring_to_next` that follows it among its own roles."""
+    program, brings = members_on_two_resources.of(2), ["bring_to_next", "bring_to_next[1]"]
+    roles: dict[str, Any] = dict.fromkeys([*brings, "take"], tk.SMs(tile=(16, 16)))
+    schedule = tk.Schedule(**roles | {brings[engine]: tk.CopyEngine(tile=(16, None))})
+    report = program.check(schedule, world=2, sms=1, M=(40, 40), K=(16, 16))
+    assert report.proof == "unrolled"
+    assert [f.kind for f in report.findings] == (["deadlock"] if engine == 0 else []), report
 
 
 def unsafe_though_shown(draw: Callable[..., Case], seeds: range, folder: Path) -> tuple[int, list[str]]:

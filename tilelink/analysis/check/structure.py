@@ -235,8 +235,9 @@ def _misplaced(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> str:
         if isinstance(i, Expr):
             inside = _numbered(dim, i) or _below(i, size, place)
             inside = inside or any(r.dim == dim and _begins(r, i, place) for r in place.role.walk.ranges)
-        elif k == tensor.sharded and i.part is not None:
+        elif i.part is not None:
             inside = _lies(i, first_of(size, i.part), first_of(size, i.part + 1), place)
+            inside = inside and (k != tensor.sharded or view.home == i.part)
         else:
             inside = _lies(i, sympy.S.Zero, size, place)
         if not inside:
