@@ -15,6 +15,7 @@ import tilelink as tk
 from tests.backend.edited import in_function, replaced, written_out
 from tests.backend.small_programs import Made, lowered, small, verdict
 from tests.modules import importable, text_of
+from tests.programs import multiplied
 from tests.programs.attention import gathered_attention
 from tests.programs.gathered import corner
 from tests.verification.mutants.tools import Edit
@@ -98,6 +99,27 @@ def test_one_call_less_is_found(what: str, schedule: str, edit: Edit, kind: str,
         assert verdict(lowered(target, schedule)).expected[kind] == 0, "a chip without the engine has nothing to lose"
         return
     assert any(f.startswith(kind) for f in verdict(lowered(target, schedule), edit).findings)
+
+
+@pytest.mark.parametrize(
+    ("program", "schedule", "target"),
+    [
+        ("sum_of_squares", "in_blocks", "sm_90"),
+        ("sum_of_integers", "one_warp", "gfx942"),  # barriers of one wave are left out
+        pytest.param("sum_of_integers", "many_warps", "gfx942", marks=pytest.mark.verify),
+        pytest.param("sum_of_integers", "many_warps", "sm_90", marks=pytest.mark.verify),
+        ("products", "side_by_side", "sm_90"),
+        pytest.param("products", "side_by_side", "gfx942", marks=pytest.mark.verify),
+    ],
+)
+def test_parts_of_a_dot_and_warps_that_do_the_same_count_once(program: str, schedule: str, target: str) -> None:
+    sizes = {"M": 64, "N": 32, "K": 32, "B": 2, "E": 128, "H": 32}
+    dtypes = "int8" if "integers" in program else "bfloat16"
+    made: Any = getattr(multiplied, program)
+    dims = {d for t in made.recorded().tensors for d in t.dims}
+    at = {d: n for d, n in sizes.items() if d in dims}
+    found = verdict(made.lowered_at(schedule, target=TARGETS[target], world=2, sizes=at, dtypes=dtypes))
+    assert found.findings == () and found.found["mma"] > 0
 
 
 def test_a_read_depends_on_each_of_the_words_that_guard_it() -> None:

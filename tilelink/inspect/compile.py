@@ -13,6 +13,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout
+from ctypes import CDLL
 from dataclasses import dataclass
 from io import StringIO
 from math import prod
@@ -224,6 +225,8 @@ def _in_children(function: Callable[[A], R], arguments: list[A], processes: int)
 
 def _send(function: Callable[[A], R], argument: A, there: Connection) -> None:
     gc.freeze()  # the parent's garbage is not finalised here
+    libc = CDLL(None)
+    libc.on_exit(libc._exit, None)  # LLVM calls exit() at some errors; torch would then wait for its profiler's thread
     try:
         there.send((function(argument), ""))
     except Exception as e:

@@ -21,10 +21,10 @@ from tilelink.backend.parameters import WAIT_ALL, WAIT_SOME
 from tilelink.backend.pipelining import enters
 from tilelink.backend.waits import all_at_once, in_pieces
 from tilelink.frontend.expressions import Expr
-from tilelink.frontend.ir import Code, Copy, Notify, Role, TileProgram, View, Wait, Write, walk
+from tilelink.frontend.ir import Copy, Notify, Role, TileProgram, View, Wait, Write, walk
 from tilelink.frontend.workload import members
 from tilelink.inspect.compile import Compiled
-from tilelink.inspect.gates_code import findings_in_code, matrix
+from tilelink.inspect.gates_code import dotting, findings_in_code, matrix
 from tilelink.inspect.gates_ttgir import Read
 from tilelink.inspect.gates_warps import handed_wrongly
 from tilelink.inspect.ttgir import Kernel
@@ -224,18 +224,7 @@ def _homes_entered(program: TileProgram, role: Role) -> list[Expr | str | None]:
 def _work(lowered: Lowered) -> int:
     """The number of multiplications in one tile of each role, one step of each loop, by dots that the target has matrix
     instructions for."""
-    return sum(prod(shape) for code in _dotting(lowered) for shape in code.dots)
-
-
-def _dotting(lowered: Lowered) -> Iterator[Code]:
-    program, target = lowered.program, lowered.target
-    for role in program.in_kernel:
-        for s in walk(role.body):
-            for code in (c for c in s.codes if c.dots):
-                dtypes = {program.tensor(load.view.tensor).dtype for load in code.loads}
-                dtypes = dtypes or {program.inputs[0].dtype}
-                if dtypes <= target.matrix_dtypes or (dtypes == {"float32"} and "ieee" not in code.text):
-                    yield code
+    return sum(prod(shape) for code in dotting(lowered) for shape in code.dots)
 
 
 def _spelled(signals: Counter[tuple[str, str]]) -> str:

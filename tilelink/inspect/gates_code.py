@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from math import prod
 
 from tilelink.backend.lower import Lowered
+from tilelink.frontend.ir import Code, walk
 from tilelink.inspect.compile import Compiled
 from tilelink.inspect.dialects import DIALECTS
 from tilelink.inspect.gates_ttgir import Read, kinds_of
@@ -18,6 +19,18 @@ DOTS = frozenset(["tt.dot", "ttng.warp_group_dot", "ttng.tc_gen5_mma"])
 COUNTED = r"\bred\.release\S*\.add\.[us](\d+)"
 """The instruction of a notification, with the bits of the word that it adds to."""
 SIGNAL_BITS = 32
+
+
+def dotting(lowered: Lowered) -> Iterator[Code]:
+    """The code of a program with dots that the target has matrix instructions for."""
+    program, target = lowered.program, lowered.target
+    for role in program.in_kernel:
+        for s in walk(role.body):
+            for code in (c for c in s.codes if c.dots):
+                dtypes = {program.tensor(load.view.tensor).dtype for load in code.loads}
+                dtypes = dtypes or {program.inputs[0].dtype}
+                if dtypes <= target.matrix_dtypes or (dtypes == {"float32"} and "ieee" not in code.text):
+                    yield code
 
 
 def matrix(read: Read, code: str, lowered: Lowered) -> tuple[int, int]:
@@ -35,22 +48,36 @@ def matrix(read: Read, code: str, lowered: Lowered) -> tuple[int, int]:
             instructions[site] += 1
             work[site] += m * n * k * max(1, lowered.warps * read.target.warp_size // threads)
         barriers[site] += lowered.target.specialised and "tcgen05.commit" in line
-    times = {s: max(len(dots[s]), barriers[s]) if s in dots else 1 for s in instructions}
+    times = {s: max(_copies(lowered, dots[s]), barriers[s]) if s in dots else 1 for s in instructions}
     same = {s: _same(read, dots[s][0]) if s in dots else 1 for s in instructions}
     done = sum(n // times[s] // same[s] for s, n in work.items())
     return sum(n // times[s] for s, n in instructions.items()), done
 
 
+def _copies(lowered: Lowered, dots: list[Operation]) -> int:
+    """How many copies of a dot there are. Parts, into which Triton may split its sums, make one copy together."""
+    depths = [_depth(o) for o in dots]
+    whole = [k for code in dotting(lowered) for _, _, k in code.dots if k >= max(depths)]
+    return max(1, sum(depths) // min(whole)) if all(depths) and whole else len(dots)
+
+
+def _depth(dot: Operation) -> int:
+    """The length of the sums of a dot, 0 if its text does not say it: the last dimension of the left operand."""
+    found = re.search(r" : (?:!ttg\.memdesc|tensor)<((?:\d+x)+)", dot.text)
+    return int(found[1].split("x")[-2]) if found else 0
+
+
 def _same(read: Read, dot: Operation) -> int:
-    """How many warps do the same part of a dot."""
-    layout = re.search(r"-> tensor<(\d+)x(\d+)xf32, (#\w+)>", dot.text)
-    made = re.search(
-        r"warpsPerCTA = \[(\d+), (\d+)\].*instrShape = \[(\d+), (\d+)", read.kernel.layouts.get(layout[3], "")
-    ) if layout else None  # fmt: skip
-    if layout is None or made is None:
+    """How many warps do the same part of a dot. (The layout of several products names the product first.)"""
+    result = re.search(r"-> tensor<((?:\d+x)+)[a-z]+\d+, (#\w+)>", dot.text)
+    layout = read.kernel.layouts.get(result[2], "") if result else ""
+    made = re.search(r"warpsPerCTA = \[([\d, ]+)\].*instrShape = \[([\d, ]+)\]", layout)
+    if result is None or made is None:
         return 1
-    (rows, columns), (down, across, m, n) = map(int, layout.groups()[:2]), map(int, made.groups())
-    return max(1, down * m // rows) * max(1, across * n // columns)
+    shape = [int(n) for n in result[1].split("x") if n]
+    warps, instruction = ([int(n) for n in text.split(", ")] for text in made.groups())
+    one = [1] * (len(shape) - 2) + [n for n in instruction if n > 1][:2]
+    return prod(max(1, w * i // n) for w, i, n in zip(warps, one, shape, strict=True))
 
 
 def findings_in_code(kernel: Compiled, read: Read, lowered: Lowered) -> Iterator[str]:
@@ -59,6 +86,8 @@ def findings_in_code(kernel: Compiled, read: Read, lowered: Lowered) -> Iterator
     for kind, instruction in DIALECTS[target.backend].signals.items():
         has = len(re.findall(instruction, kernel.code))
         needs = sum(1 for o in read.kernel.operations for k, _ in kinds_of(o) if k == kind)
+        if kind == "barrier" and target.backend == "hip" and lowered.warps == 1:
+            continue  # LLVM leaves out barriers in a block of one wave
         if has < needs:
             yield f"{kind}: {needs} in TTGIR, {has} in the machine code"
     for bits in sorted({int(b) for b in re.findall(COUNTED, kernel.code)} - {SIGNAL_BITS}):
@@ -121,7 +150,7 @@ def _narrow(kernel: Compiled, read: Read, lowered: Lowered) -> Iterator[str]:
         if width and width < wide.get(site, 0):
             yield (
                 f"line {site[0]}: copies {width} bytes at a time: {line.strip()} (right, but slow: {WIDE} bytes are "
-                f"copied at once where rows of the tensor are multiples of {WIDE} bytes)"
+                "copied at once where rows are multiples of 16 elements, and a thread has as much of one to copy)"
             )
             del wide[site]
 

@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from ctypes import CDLL
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -28,7 +27,7 @@ _IN_FILE = re.compile(r"^(\S.*?):(\d+):\d+: error: (.*)$", re.M)
 
 def compiled(lowered: Lowered, sizes: Sizes, *, sass: bool = False) -> tuple[Compiled, ...]:
     """`tilelink.inspect.compile.compiled`, whose CompileError here names the user's line and what Triton said last."""
-    with _stderr() as written, _children_end_at_once():
+    with _stderr() as written:
         try:
             made = compiled_as_it_is(lowered, sizes, sass=sass)
         except CompileError as e:
@@ -83,28 +82,6 @@ def _of_module(lowered: Lowered, number: int) -> Site | None:
     sites = list(dict.fromkeys(s.site for role in lowered.program.roles for s in walk(role.body)))
     alike = [s for s in sites if above and s.text == above[-1]]
     return alike[min(above.count(above[-1]), len(alike)) - 1] if alike else None
-
-
-@contextmanager
-def _children_end_at_once() -> Iterator[None]:
-    """Inside, a forked process that calls `exit` ends without the functions of C that wait for that. LLVM calls `exit`
-    at some errors; if this process has used torch.profiler, torch would then wait for a thread that no fork has."""
-    global _compiling
-    _compiling += 1
-    try:
-        yield
-    finally:
-        _compiling -= 1
-
-
-def _end_at_once() -> None:
-    if _compiling:
-        libc = CDLL(None)
-        libc.on_exit(libc._exit, None)  # it is called first, with the exit status
-
-
-_compiling = 0
-os.register_at_fork(after_in_child=_end_at_once)
 
 
 @contextmanager
