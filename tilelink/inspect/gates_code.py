@@ -56,8 +56,10 @@ def matrix(read: Read, code: str, lowered: Lowered) -> tuple[int, int]:
 
 def _copies(lowered: Lowered, dots: list[Operation]) -> int:
     """How many copies of a dot there are. Parts, into which Triton may split its sums, make one copy together."""
-    depths = [_depth(o) for o in dots]
-    whole = [k for code in dotting(lowered) for _, _, k in code.dots if k >= max(depths)]
+    depths, sums = [_depth(o) for o in dots], re.search(r"-> tensor<((?:\d+x)+)", dots[0].text)
+    numbers = prod(int(n) for n in sums[1].split("x") if n) if sums else None
+    shapes = {shape for code in dotting(lowered) for shape in code.dots}
+    whole = [k for m, n, k in shapes if k >= max(depths) and numbers in (None, m * n)]
     return max(1, sum(depths) // min(whole)) if all(depths) and whole else len(dots)
 
 
@@ -68,7 +70,7 @@ def _depth(dot: Operation) -> int:
 
 
 def _same(read: Read, dot: Operation) -> int:
-    """How many warps do the same part of a dot. (The layout of several products names the product first.)"""
+    """How many warps do the same part of a dot. The first of three dimensions of a layout counts its products."""
     result = re.search(r"-> tensor<((?:\d+x)+)[a-z]+\d+, (#\w+)>", dot.text)
     layout = read.kernel.layouts.get(result[2], "") if result else ""
     made = re.search(r"warpsPerCTA = \[([\d, ]+)\].*instrShape = \[([\d, ]+)\]", layout)
@@ -150,7 +152,7 @@ def _narrow(kernel: Compiled, read: Read, lowered: Lowered) -> Iterator[str]:
         if width and width < wide.get(site, 0):
             yield (
                 f"line {site[0]}: copies {width} bytes at a time: {line.strip()} (right, but slow: {WIDE} bytes are "
-                "copied at once where rows are multiples of 16 elements, and a thread has as much of one to copy)"
+                "copied at once where rows are multiples of 16 elements, and each thread copies 16 bytes of a row)"
             )
             del wide[site]
 
