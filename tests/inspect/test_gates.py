@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.modules import importable, text_of
 from tests.programs import multiplied
 from tests.programs.attention import gathered_attention
 from tests.programs.gathered import corner
+from tests.programs.ring_maximum import ring_maximum
 from tests.verification.mutants.tools import Edit
 from tilelink.backend.targets import TARGETS
 from tilelink.inspect.compile import compiled
@@ -257,3 +259,16 @@ def test_what_gets_lost_between_ttgir_and_machine_code_is_found() -> None:
     (kernel,) = compiled(made, sizes)
     lost = replace(kernel, code=re.sub(r"red\.release", "red.relaxed", kernel.code))
     assert any("release: " in f and "in the machine code" in f for f in judge(made, (lost,)).findings)
+
+
+def test_a_loop_that_one_rank_leaves_out_is_not_missed() -> None:
+    made = ring_maximum.lowered_at(target=TARGETS["sm_90"], world=1, sizes={"T": 64, "D": 64}, dtypes="float32")
+    assert verdict(made).findings == ()
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_a_branch_that_one_rank_leaves_out_is_not_missed(target: str, example: Callable[[str], ModuleType]) -> None:
+    program = example("hierarchical_gather").hierarchical_all_gather_matmul
+    sizes = {"M": 256, "N": 256, "K": 256}
+    assert verdict(program.lowered_at(target=TARGETS[target], world=1, sizes=sizes, dtypes="bfloat16")).findings == ()

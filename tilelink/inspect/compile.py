@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout
 from ctypes import CDLL
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from math import prod
 from multiprocessing.connection import Connection, wait
@@ -28,6 +28,7 @@ from tilelink.backend.parameters import Parameter
 from tilelink.backend.pipelining import check_fits
 from tilelink.backend.targets import Target
 from tilelink.errors import TileLinkError
+from tilelink.frontend.expressions import WORLD
 from tilelink.frontend.ir import RANKS_DIM, Tensor
 from tilelink.frontend.sizes import Sizes
 
@@ -45,6 +46,7 @@ class Compiled:
 
     `registers`: of a thread. `spill_bytes`: memory of a thread for values that did not fit into registers.
     `shared_bytes`: shared memory of a block. `warnings`: warnings of the vendor's assembler. `cubin`: NVIDIA's binary.
+    `constants`: sizes that its code has as constants, by their keys: the world, and sizes of 1.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Compiled:
     shared_bytes: int
     warnings: tuple[str, ...]
     cubin: bytes = b""
+    constants: tuple[tuple[str, int], ...] = ()
 
 
 def compiled(lowered: Lowered, sizes: Sizes, *, sass: bool = False) -> tuple[Compiled, ...]:
@@ -153,6 +156,7 @@ def _compiled_here(lowered: Lowered, sizes: Sizes, sass: bool) -> tuple[Compiled
     triton.knobs.compilation.always_compile = True
     triton.knobs.nvidia.dump_ptxas_log = True
     module = load(lowered)
+    ones = [key for key, n in sizes.values.items() if isinstance(n, int) and n == 1]
     made = []
     with tempfile.TemporaryDirectory() as folder:
         triton.knobs.cache.dir = folder
@@ -160,7 +164,8 @@ def _compiled_here(lowered: Lowered, sizes: Sizes, sass: bool) -> tuple[Compiled
             arguments = stand_ins(lowered, kernel.parameters, sizes)
             with redirect_stdout(StringIO()) as log:
                 code = getattr(module, kernel.name).warmup(grid=(1,), **arguments, **lowered.options)
-            made.append(_read(code, kernel.name, target, log.getvalue(), triton.__version__, sass))
+            read = _read(code, kernel.name, target, log.getvalue(), triton.__version__, sass)
+            made.append(replace(read, constants=((WORLD.name, sizes.world), *((key, 1) for key in ones))))
     return tuple(made)
 
 

@@ -9,9 +9,12 @@ divided out. They are also weighed: they must multiply as often as the program's
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import prod
+
+import sympy
+from sympy.logic.boolalg import BooleanAtom
 
 from tilelink.backend.bulk import bulk_writes, fenced, reads_peers, unsettled
 from tilelink.backend.cache import store
@@ -20,7 +23,8 @@ from tilelink.backend.lower import Lowered
 from tilelink.backend.parameters import WAIT_ALL, WAIT_SOME
 from tilelink.backend.pipelining import enters
 from tilelink.backend.waits import all_at_once, in_pieces
-from tilelink.frontend.expressions import Expr
+from tilelink.frontend import ir
+from tilelink.frontend.expressions import Expr, symbol
 from tilelink.frontend.ir import Copy, Notify, Role, TileProgram, View, Wait, Write, walk
 from tilelink.frontend.workload import members
 from tilelink.inspect.compile import Compiled
@@ -69,7 +73,8 @@ def judge(lowered: Lowered, kernels: tuple[Compiled, ...]) -> Verdict:
     tables = "" if lowered.tables is None else lowered.tables.name  # a kernel that synchronises with nobody
     read = [(k, Read(Kernel(k.ttgir), file, target)) for k in kernels if k.name != tables]
     signals = sum((r.signals() for _, r in read), Counter[tuple[str, str]]())
-    wanted, work, count = _signals(lowered), _work(lowered), Counter[str]()
+    run = _without_dead_code(lowered, dict(kernels[0].constants))
+    wanted, work, count = _signals(lowered, run), _work(run), Counter[str]()
     for (kind, _), n in signals.items():
         count[kind] += n
     instructions, done = 0, 0
@@ -78,10 +83,10 @@ def judge(lowered: Lowered, kernels: tuple[Compiled, ...]) -> Verdict:
         instructions, done = instructions + more, done + weight
     found = {**{k: count[k] for k in KINDS}, "guarded": sum(r.guarded() for _, r in read), "mma": instructions}
     expected = {k: sum(n for (kind, _), n in wanted.items() if kind == k) for k in KINDS}
-    expected["guarded"] = sum(1 for _ in guarded_reads(lowered))
+    expected["guarded"] = sum(1 for _ in guarded_reads(run))
     expected["mma"] = round(instructions * work / done) if done else work and 1
     findings = [f"{k}: the program says {expected[k]}, found {found[k]}" for k in KINDS if expected[k] != found[k]]
-    guards, guarding = guarding_words(program), sum(r.guarding() for _, r in read)
+    guards, guarding = guarding_words(run.program), sum(r.guarding() for _, r in read)
     if found["guarded"] == expected["guarded"] and guards != guarding:
         findings.append(f"guarded: the program says {guards} acquired words, found {guarding}")
     if not findings and signals != wanted:
@@ -101,10 +106,10 @@ def judge(lowered: Lowered, kernels: tuple[Compiled, ...]) -> Verdict:
 def expectations(lowered: Lowered) -> tuple[object, ...]:
     """Everything that `judge` derives from the program alone."""
     guarded = sum(1 for _ in guarded_reads(lowered)), guarding_words(lowered.program)
-    return sorted(_signals(lowered).items()), _work(lowered), guarded
+    return sorted(_signals(lowered, lowered).items()), _work(lowered), guarded
 
 
-def calls(lowered: Lowered) -> Counter[tuple[str, str]]:
+def _calls(lowered: Lowered) -> Counter[tuple[str, str]]:
     """How often the kernels of a program have to call each primitive, and with what scope."""
     program = lowered.program
     made = Counter({("enter", "sys"): 1, ("leave", "sys"): 1})
@@ -128,14 +133,18 @@ def calls(lowered: Lowered) -> Counter[tuple[str, str]]:
                     wide = isinstance(s, Wait) and all_at_once(signals, view, lowered.target, lowered.facts)
                     name = WAIT_ALL if wide else type(s).__name__.lower()
                     made[WAIT_SOME if pieces and s in pieces.body else name, signals.scope] += 1 + late
-    made["credit", "sys"] += sum(any(_fills(r, program) for r in turns) for turns in members(program.in_kernel))
     return made
 
 
-def _fills(role: Role, program: TileProgram) -> bool:
-    """Whether a role writes to the slot. It then needs the credit of all ranks, once for all roles that take turns."""
+def _filling(program: TileProgram) -> list[list[Role]]:
+    """The roles that write to the slot. They need the credit of all ranks, once for all roles that take turns."""
     heap = {t.name for t in program.on_heap}
-    return any(isinstance(s, Notify) or (isinstance(s, Write) and s.target.tensor in heap) for s in walk(role.body))
+
+    def fills(role: Role) -> bool:
+        return any(isinstance(s, Notify) or (isinstance(s, Write) and s.target.tensor in heap) for s in walk(role.body))
+
+    of_turns = ([role for role in turns if fills(role)] for turns in members(program.in_kernel))
+    return [roles for roles in of_turns if roles]
 
 
 def _settled(role: Role, lowered: Lowered) -> int:
@@ -169,10 +178,12 @@ def guarding_words(program: TileProgram) -> int:
     return made
 
 
-def _signals(lowered: Lowered) -> Counter[tuple[str, str]]:
-    """How often the kernels have to do each kind of operation, and in what scope ("" for barriers)."""
+def _signals(lowered: Lowered, run: Lowered) -> Counter[tuple[str, str]]:
+    """How often the kernels have to do each kind of operation, and in what scope ("" for barriers). `run`: without dead
+    code."""
     made: Counter[tuple[str, str]] = Counter()
-    called = calls(lowered)
+    called, filling = _calls(run), _filling(lowered.program)
+    called["credit", "sys"] += len(filling)
     if lowered.target.specialised:
         multiplying = [r for r in lowered.program.in_kernel if multiplies(r)]
         if lowered.target.sum_columns:
@@ -183,9 +194,10 @@ def _signals(lowered: Lowered) -> Counter[tuple[str, str]]:
     for (primitive, scope), n in called.items():
         for kind in DOES[primitive]:
             made[kind, scope if kind in ("acquire", "release") else ""] += n
-    made["fence", ""] = fences(lowered)
-    for role in lowered.program.in_kernel:
-        if stored := len(bulk_writes(role, lowered.program, lowered.facts)):
+    made["fence", ""] = _fences(run)
+    made["fence", ""] += sum(any(bulk_writes(r, lowered.program, lowered.facts) for r in roles) for roles in filling)
+    for role in run.program.in_kernel:
+        if stored := len(bulk_writes(role, run.program, run.facts)):
             made["bulk", ""] += stored
             made["complete", ""] += sum(_given(s) for s in walk(role.body) if isinstance(s, Notify))
     return +made
@@ -196,22 +208,36 @@ def _given(s: Notify) -> int:
     return len(s.views) * (1 + s.late)
 
 
-def fences(lowered: Lowered) -> int:
-    """The number of waits that need a proxy fence, because the copy engine for tiles reads what they guard, stores over
-    it, or stores to memory that they give credit for."""
+def _fences(lowered: Lowered) -> int:
+    """The number of waits in tiles that need a proxy fence, because the copy engine for tiles reads what they guard, or
+    stores over it."""
     program, facts, made = lowered.program, lowered.facts, 0
     for role in program.in_kernel:
         guards = fenced(role, program, facts)
         made += sum(len(s.views) for s in walk(role.body) if isinstance(s, Wait) and s.name in guards)
         made += len(_homes_entered(program, role)) if reads_peers(role, program, facts) else 0
-    for turns in members(program.in_kernel):
-        filling = [r for r in turns if _fills(r, program)]
-        made += any(bulk_writes(r, program, facts) for r in filling)
     return made
 
 
 def _reads(role: Role) -> Iterator[View]:
     return (view for s in walk(role.body) for view in s.read)
+
+
+def _without_dead_code(lowered: Lowered, constants: Mapping[str, int]) -> Lowered:
+    """The lowered program without the loops and branches that no run enters. Triton leaves them out if constants show
+    that, such as a loop over the other ranks of a world of 1."""
+    known = {symbol(key): sympy.Integer(n) for key, n in constants.items()}
+
+    def change(s: ir.Statement) -> ir.Body:
+        match s:
+            case ir.For() if (s.stop - s.start).xreplace(known).is_nonpositive:
+                return ()
+            case ir.If() if isinstance(entered := s.condition.xreplace(known), BooleanAtom):
+                return s.body if entered else s.orelse
+        return (s,)
+
+    roles = tuple(replace(r, body=ir.rewritten(r.body, change)) for r in lowered.program.roles)
+    return replace(lowered, program=replace(lowered.program, roles=roles))
 
 
 def _homes_entered(program: TileProgram, role: Role) -> list[Expr | str | None]:
