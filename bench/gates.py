@@ -25,7 +25,7 @@ from typing import Any
 from tilelink.backend.lower import Lowered
 from tilelink.backend.targets import FORMS
 from tilelink.errors import FormError
-from tilelink.frontend.sizes import Sizes
+from tilelink.frontend.sizes import Sizes, spread
 from tilelink.inspect.compile import Compiled, CompileError, each_compiled, stand_ins
 from tilelink.inspect.gates import Verdict, expectations, judge
 from tilelink.inspect.machine_code import KernelCode, inspected
@@ -198,7 +198,7 @@ def lowered_for(
     if not even:
         absent = program.absent(dtypes)
         bound = program.bind(program.schedule(schedule, absent), dtypes, absent)
-        shorter = {d: sizes[d] // WORLD - 3 for d in bound.cut if d in sizes and d not in bound.routed}
+        shorter = {d: sizes[d] // WORLD - 3 for d in spread(bound) if d in sizes and d not in bound.routed}
         sizes |= {d: [n, sizes[d] // (WORLD // 2) - n] * (WORLD // 2) for d, n in shorter.items()}
     return program.lowered_at(schedule, target=FORMS[target], world=WORLD, sizes=sizes, dtypes=dtypes)
 

@@ -261,6 +261,12 @@ def test_what_gets_lost_between_ttgir_and_machine_code_is_found() -> None:
     assert any("release: " in f and "in the machine code" in f for f in judge(made, (lost,)).findings)
 
 
+def test_what_finds_the_next_tile_is_not_guarded() -> None:
+    """A tile of pieces begins in the loop that waits for the pieces of the tile before it."""
+    made = small("sm_90", all_gather_matmul, "pieces", M=(100, 60, 64, 32))
+    assert "tl.load(M_parts" in made[0].source and verdict(made).findings == ()
+
+
 def test_a_loop_that_one_rank_leaves_out_is_not_missed() -> None:
     made = ring_maximum.lowered_at(target=TARGETS["sm_90"], world=1, sizes={"T": 64, "D": 64}, dtypes="float32")
     assert verdict(made).findings == ()

@@ -180,12 +180,16 @@ def _lengths(dim: str, given: Any, cut: bool, world: int, site: Site) -> tuple[i
     return counted
 
 
+def spread(program: TileProgram) -> set[str]:
+    """The dimensions of which a call can give each rank a part of its own length."""
+    of_tensors = {t.dims[t.sharded] for t in (*program.inputs, *program.outputs) if t.sharded is not None}
+    return of_tensors.union(*(route.sides for route in program.routes))
+
+
 def check_parts(program: TileProgram, sizes: Mapping[str, Any]) -> None:
     """Raises DimensionError for parts of a dimension that only buffers spread over the ranks: no call can give them."""
-    spread = {t.dims[t.sharded] for t in (*program.inputs, *program.outputs) if t.sharded is not None}
-    spread |= {d for route in program.routes for d in route.sides}
     for d, given in sizes.items():
-        if isinstance(given, Sequence) and d in program.cut and d not in spread:
+        if isinstance(given, Sequence) and d in program.cut and d not in spread(program):
             only = f"only buffers of {program.name} are cut along it, no input or output"
             raise DimensionError(
                 f"{d} is not spread over the ranks: one size, not {tuple(given)}; {only}", Site.of_user()

@@ -108,14 +108,23 @@ class Kernel:
             for region in o.regions:
                 for argument, start in region.carried:
                     sources[argument].add(start)
-                for argument in region.arguments:
-                    sources[argument].update(region.starts)
+                if o.name != "scf.while":
+                    for argument in region.arguments:
+                        sources[argument].update(region.starts)
                 if region.operations and region.operations[-1].name in ENDS:
                     self._hand_on(sources, o, region, region.operations[-1].operands)
         return sources
 
     def _hand_on(self, sources: dict[str, set[str]], o: Operation, region: Region, values: tuple[str, ...]) -> None:
         """Adds the values that a region hands on to the sources of its operation's results and carried values."""
+        if o.name == "scf.while":
+            condition, body = o.regions
+            to = [argument for argument, _ in condition.carried]
+            if region is condition:
+                values, to = values[1:] * 2, [*o.results, *body.arguments]
+            for argument, value in zip(to, values, strict=True):
+                sources[argument].add(value)
+            return
         if o.name not in ("scf.for", "scf.if"):
             for value in (*o.results, *region.arguments, *(a for a, _ in region.carried)):
                 sources[value].update(values)
@@ -139,14 +148,14 @@ class Kernel:
                 self._scopes.pop()
                 if bare.endswith("{"):  # an else, or a do
                     self._scopes.append({})
-                    self._begin(regions, replace(last, operations=[]))
+                    self._begin(regions, replace(last, arguments=[], operations=[]))
                 continue
             made = self._operation(line, bare)
             if made is not None:
                 self.operations.append(made)
                 (regions[-1] if regions else self.body).operations.append(made)
             elif line.startswith("^") and regions:
-                regions[-1].arguments += map(self._define, _VALUE.findall(line.split(" loc(")[0]))
+                regions[-1].arguments += map(self._define, re.findall(r"(%[\w-]+): ", line))
             if re.match(r"default \{|partition\d+\(", line):  # warps that run separate code, in the last operation
                 self._begin(regions, self._partition(self.named("ttg.warp_specialize")[-1], line))
             elif bare.endswith("{") and not line.startswith("module"):
