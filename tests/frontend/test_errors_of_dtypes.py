@@ -16,7 +16,7 @@ DTYPES = [
         DtypeError,
         {'tk.local("M", "K")': 'tk.local("M", "K", dtype="float16")', NOTIFY: f"{NOTIFY}  # <-"},
         "x is float32, full float16",
-        "dtype=x",
+        "declare both with one dtype, or write full[t].at(t.reader).store(x[t].load())",
     ),
     tile(
         "variable of a branch",

@@ -129,7 +129,13 @@ DIMENSIONS = [
                 DimensionError,
                 "a = tl.zeros((16, 32), tl.float32)\nb = tl.softmax(a, 1)  # <-",
                 "takes another axis than 0 only with keep_dims=True; write tl.softmax(a, 1, keep_dims=True)",
-            )
+            ),
+            tile(
+                "softmax as a method, along the last axis",
+                DimensionError,
+                "a = tl.zeros((16, 32), tl.float32)\nb = a.softmax(1)  # <-",
+                "write a.softmax(1, keep_dims=True)",
+            ),
         ]
         if CONVERTS  # Triton 3.9 keeps the dimensions itself
         else []

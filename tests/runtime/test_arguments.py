@@ -226,13 +226,14 @@ BAD = [
     Bad(
         "parts of what is not cut",
         ShapeError,
-        "parts of K: it is not spread over the ranks; M is: declare axis= in tk.Sharded to cut K, or give parts of M",
+        "parts of K: no input or output is cut along it; M is: "
+        "declare axis= in tk.Sharded to cut K, or give parts of M",
         options={"parts": {"K": (8, 8)}},
     ),
     Bad(
         "parts of what is not there",
         ShapeError,
-        "parts of Q: it is not spread over the ranks; M is: give parts of M",
+        "parts of Q: no input or output is cut along it; M is: give parts of M",
         options={"parts": {"Q": (8, 8)}},
     ),
     Bad("text as a part", ShapeError, "parts of M are ('8', 8)", options={"parts": {"M": ("8", 8)}}),
@@ -420,7 +421,7 @@ def test_parts_that_no_call_can_say_are_refused_by_the_check() -> None:
     def rank(group: Group) -> None:
         matmul_all_reduce(x(3, 7), x(7, 17), schedule="fused", parts={"M": (0, 3)}, group=group)
 
-    with pytest.raises(ShapeError, match="parts of M: it is not spread over the ranks"):
+    with pytest.raises(ShapeError, match="parts of M: no input or output is cut along it"):
         CpuWorld(2).run(rank)
     assert all_gather_matmul.check("push", world=2, M=(0, 3), **sizes).verdict == "safe"
 

@@ -107,6 +107,8 @@ def _read_field(program: Program, resource: Resource, field: str, value: str) ->
             return {"tile": tuple(optional(n) for n in value.split("x"))}
         case "whole":
             pairs = [pair.partition(":") for pair in value.split("+")] if value != "none" else []
+            if not all(colon for _, colon, _ in pairs):
+                raise ScheduleError(f"whole={value} is not DIM:SIZE, or DIM:SIZE+DIM:SIZE; try whole=N:4096")
             return {"whole": tuple((dim, number(size)) for dim, _, size in pairs)}
         case "order":
             named = orders(program)

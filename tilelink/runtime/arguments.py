@@ -178,10 +178,11 @@ class _Sizes:
         lengths_of = {d: self.lengths(d, given) for d, given in parts.items()}
         for d, lengths in lengths_of.items():
             if d not in cut:
-                spread, are = ", ".join(sorted(cut)) or "nothing", "are" if len(cut) > 1 else "is"
+                spread, are = ", ".join(sorted(cut)), "are" if len(cut) > 1 else "is"
                 cuttable = any(d in w.dims for w in declared.values())
                 ways = [f"declare axis= in tk.Sharded to cut {d}"] * cuttable + [f"give parts of {spread}"] * bool(cut)
-                what = f"parts of {d}: it is not spread over the ranks; {spread} {are}: {', or '.join(ways)}"
+                others = f"; {spread} {are}" if cut else ", and no other dimension"
+                what = f"parts of {d}: no input or output is cut along it{others}: {', or '.join(ways)}"
                 raise ShapeError(what, self.site)
             found[d] = lengths, "parts"
         local = [(n, k) for n in self.tensors for k in range(len(declared[n].dims))]
@@ -211,7 +212,9 @@ class _Sizes:
         for route in routes:
             self.check_route(route, found)
         for d in (d for w in declared.values() for d in w.dims if d not in found and d != RANKS_DIM):
-            raise ArgumentError(f"{self.program}: the size of {d} can't be told from what is given", self.site)
+            of = ", ".join(n for n, w in declared.items() if d in w.dims)
+            what = f"the size of {d} can't be told from what is given: it is declared only for {of}; pass that"
+            raise ArgumentError(f"{self.program}: {what}, or correct the name of the dimension", self.site)
         everywhere = {route.everywhere for route in routes}
         return {d: n for d, (n, _) in found.items() if d not in everywhere}
 
@@ -234,7 +237,7 @@ class _Sizes:
 
     def lengths(self, dim: str, given: Any) -> tuple[int, ...]:
         """The lengths of the parts of a dimension."""
-        needed = f"{self.world} lengths are needed, one a rank"
+        needed = f"{self.world} lengths are needed, one a rank, each an integer of 0 or more"
         try:
             lengths = given.plain if isinstance(given, Integers) else tuple(given)
         except TypeError:

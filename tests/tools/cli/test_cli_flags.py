@@ -95,6 +95,7 @@ def test_named_schedules_are_fitted_and_changes_are_not(run: Run) -> None:
         ("--schedule shove", "ScheduleError", "no schedule shove; it has push, pull, multicast, engine"),
         ("--schedule push,pull", "ScheduleError", "--schedule pull: a change is ROLE.FIELD=VALUE"),
         ("--schedule push,", "ScheduleError", "a change is ROLE.FIELD=VALUE"),
+        ("--schedule push,matmul.whole=4096", "ScheduleError", "whole=4096 is not DIM:SIZE, or DIM:SIZE+DIM:SIZE"),
         ("--schedule tile=64", "ScheduleError", "--schedule tile=64: a change is"),
         ("--schedule send.tile=64", "ScheduleError", "no role send in this schedule; it has gather, matmul"),
         ("--schedule matmul.speed=9", "ScheduleError", "a role on SMs has no speed; it has count, tile, order"),

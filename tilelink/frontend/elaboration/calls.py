@@ -164,8 +164,9 @@ class Calls(TritonCalls):
                           f"keeps coordinates, so both sides need the same range along {b.dim}")
         here, there = (self.dtypes[v.tensor] for v in (source, target))
         if here != there:
+            instead = f"{ast.unparse(views[1])}.store({ast.unparse(views[0])}.load())"
             self.fail(DtypeError, node, f"a copy keeps the dtype: {source.tensor} is {here}, {target.tensor} {there}; "
-                      f"declare {target.tensor} with dtype={source.tensor}")
+                      f"declare both with one dtype, or write {instead}")
         where = self.moved(node, moved, target)
         self.emit(ir.Copy(self.function.site(node), source, target=target, where=where))
         self.stored[target] = self.function.site(node)
@@ -195,7 +196,7 @@ class Calls(TritonCalls):
             if v not in self.stored:
                 did = ", ".join(str(s) for s in self.stored) or "nothing"
                 self.fail(NotifyWithoutStoreError, node, f"notify of {v}, which this tile did not store here; it "
-                          f"stored {did}. Notify what store and copy return ({ast.unparse(argument)})")
+                          f"stored {did} before. Notify what store and copy return ({ast.unparse(argument)})")
         self.emit(ir.Notify(self.function.site(node), tuple(views)))
         return Static(None)
 

@@ -226,6 +226,9 @@ class Expressions(Views):
                     self.fail(NotUnderstoodError, node, said)
                 a, b = (v.value if isinstance(v, Static) else v for v in (a, b))
                 result = sympy.And(result, sympy.sympify((a is b) == isinstance(op, ast.Is)))
+            elif isinstance(op, ast.In | ast.NotIn):
+                self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: `in` is not understood; compare with each "
+                          "value by == or !=, and join the comparisons by `or` or `and`")
             elif isinstance(a, Expr) and isinstance(b, Expr) and type(op) in _COMPARISONS:
                 result = sympy.And(result, _COMPARISONS[type(op)][0](a, b))
             elif isinstance(a, Static | sympy.Integer) and isinstance(b, Static | sympy.Integer):

@@ -128,9 +128,11 @@ class TritonCalls(Expressions):
         dims = len(of.shape) if isinstance(of, Block) and of.shape else 0
         first = dim in (Static(None), sympy.S.Zero) or (dims and dim == -dims)
         if not keeps and not first:
+            method = isinstance(node.func, ast.Attribute) and isinstance(self.value(node.func.value), Block)
             block = ast.unparse(node.args[0]) if node.args else "x"
+            right = f"{ast.unparse(node.func)}(" if method else f"tl.softmax({block}, "
             self.fail(DimensionError, node, f"{ast.unparse(node)}: Triton {triton.__version__} takes another axis than "
-                      f"0 only with keep_dims=True; write tl.softmax({block}, {to_text(dim)}, keep_dims=True)")
+                      f"0 only with keep_dims=True; write {right}{to_text(dim)}, keep_dims=True)")
 
     def dot(self, node: ast.Call, given: dict[str, Any]) -> Shape:
         """The shape of a dot, or None if unknown. Raises DtypeError, DimensionError or TileSizeError for a misfit."""

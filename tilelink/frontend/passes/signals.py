@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from tilelink.errors import DimensionError, ScheduleError, SignalCountError, Site, WaitWithoutNotifyError
+from tilelink.errors import DimensionError, ScheduleError, SignalCountError, Site, WaitWithoutNotifyError, listed
 from tilelink.frontend import ir
 from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.cells import WAITER, Equations, of_cell, piece_place, place_equations
@@ -61,7 +61,11 @@ def derive_signals(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
     for name in binding.schedule.cells:
         if name not in notified:
             site = binding.schedule.site
-            raise ScheduleError(f"the schedule gives {name} a signal grid, but nobody notifies it", site)
+            raise ScheduleError(
+                f"the schedule gives {name} a signal grid, but nobody notifies it; notified are: "
+                f"{listed(sorted(notified), name) or 'none'}",
+                site,
+            )
     made = []
     for tensor in (t for t in program.tensors if t.name in notified):
         theirs, mine = ([u for u in uses if u.view.tensor == tensor.name] for uses in (notifies, waits))

@@ -106,7 +106,8 @@ def program_flags(size: int = SIZE) -> list[Flag]:
             "--schedule", metavar="NAME,ROLE.FIELD=VALUE,...",
             help="a schedule of the program, fitted to the sizes (default: the first); then changes, "
             "which are not fitted: matmul.tile=64x64x32, gather.count=4, matmul.order=ring, matmul.group=8, "
-            "gather.at=reader, matmul.stages=3, matmul.warps=8; none is a value of count, at and in a tile",
+            "gather.at=reader, matmul.stages=3, matmul.warps=8, softmax.whole=N:4096; none is a value of count, at "
+            "and in a tile",
         ),
     ]  # fmt: skip
 
