@@ -232,6 +232,13 @@ SCHEDULES = [
         "signals, waits, wave, whole; did you mean tile?",
     ),
     pair(
+        "a parameter's word for a buffer",
+        ArgumentError,
+        {'tk.local("M", "K")': 'tk.Local("M", "K")', LAUNCH_GATHER: f"{LAUNCH_GATHER}  # <-"},
+        "full of gather is tk.Local('M', 'K'), which declares a parameter of a program",
+        "tk.local(...)",
+    ),
+    pair(
         "world that is not said",
         ArgumentError,
         {f"    return {UNROLL}": "    program.unroll(schedule, M=64)  # <-"},

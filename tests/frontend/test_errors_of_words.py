@@ -297,6 +297,7 @@ STATEMENTS = [
         "a = t.rows.start < 0.5  # <-",
         "M_lo and 0.5 can't be compared",
     ),
+    tile("worker", NotUnderstoodError, "a = tl.program_id(0)  # <-", "depends on the worker", "t.rows.start"),
     tile("rank in a tuple", NotUnderstoodError, "if tk.rank() in (0, 1):  # <-\n    pass", "compare with each value"),
     tile("identity of a number", NotUnderstoodError, "a = 1 if tk.rank() is tk.world() else 2  # <-", "by == or !="),
     tile(

@@ -131,6 +131,10 @@ class Recording:
                 f"{self.name} has a role {function.name}: give this one another name, {function.name}.named(...)", site
             )
         by_name = dict(zip(wanted, arguments, strict=True))
+        for parameter, value in by_name.items():
+            if isinstance(value, Declared):
+                what = f"{parameter} of {function.name} is {value!r}, which declares a parameter of a program"
+                raise ArgumentError(f"{what}; a buffer of a program is tk.local(...) or tk.sharded(...)", site)
         self.launches.append(Launch(function, space, by_name, site, scheduled, self.called))
 
 

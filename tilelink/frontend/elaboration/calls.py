@@ -79,6 +79,9 @@ class Calls(TritonCalls):
             if name in _TOUCHING or name.startswith("atomic") or "descriptor" in name:
                 self.fail(ViewError, node, f"tl.{name} touches memory outside of views, so nobody can tell what it "
                           "reads or writes; use view.load(), view.store(), tk.copy, tk.notify, tk.wait")
+            if name in ("program_id", "num_programs"):
+                self.fail(NotUnderstoodError, node, f"tl.{name} depends on the worker that computes a tile, and a tile "
+                          "is the same on every worker; take the tile's ranges, such as t.rows.start")
             return self.triton_call(node, name, self.triton_name(node, called), None)
         return self.python_call(node, called)
 
