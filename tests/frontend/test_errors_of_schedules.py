@@ -445,6 +445,7 @@ SCHEDULES = [
         ScheduleError,
         f"tk.Schedule(cells={{'x': (16, None)}}, gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE}))  # <-",
         "gives x a signal grid",
+        "notified are: full",
     ),
 ]
 

@@ -297,7 +297,8 @@ STATEMENTS = [
         "a = t.rows.start < 0.5  # <-",
         "M_lo and 0.5 can't be compared",
     ),
-    tile("worker", NotUnderstoodError, "a = tl.program_id(0)  # <-", "depends on the worker", "t.rows.start"),
+    tile("worker", NotUnderstoodError, "a = tl.program_id(0)  # <-", "whichever computes it", "t.rows.start"),
+    tile("workers", NotUnderstoodError, "a = tl.num_programs(0)  # <-", "depends on the workers of the schedule"),
     tile("rank in a tuple", NotUnderstoodError, "if tk.rank() in (0, 1):  # <-\n    pass", "compare with each value"),
     tile("identity of a number", NotUnderstoodError, "a = 1 if tk.rank() is tk.world() else 2  # <-", "by == or !="),
     tile(

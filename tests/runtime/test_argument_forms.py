@@ -85,7 +85,7 @@ def test_in_a_process_a_rank(pool: Pool, calls: Callable[[Any], list[torch.Tenso
 
 
 WRONG: list[tuple[Any, type[TileLinkError], str]] = [
-    ({"M": [5, True]}, ShapeError, "parts of M are (5, True): 2 lengths are needed, one a rank"),
+    ({"M": [5, True]}, ShapeError, "parts of M are (5, True): 2 lengths are needed, one a rank, each an integer"),
     ({"M": np.array([5, -3])}, ShapeError, "parts of M are (5, -3)"),
     ({"M": torch.tensor([5.0, 3.0])}, ShapeError, "parts of M are (5.0, 3.0)"),
     ({"M": [[5, 3]]}, ShapeError, "parts of M are ((5, 3),)"),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tilelink as tk
-from tests.programs.alone import forgotten, keep, kept_inside, swapped, two_outputs
+from tests.programs.alone import forgotten, keep, kept_inside, prefix, prefixed, swapped, two_outputs
 from tilelink.errors import (
     ArgumentError,
     DeviceError,
@@ -226,14 +226,13 @@ BAD = [
     Bad(
         "parts of what is not cut",
         ShapeError,
-        "parts of K: no input or output is cut along it; M is: "
-        "declare axis= in tk.Sharded to cut K, or give parts of M",
+        "parts of K: no input or output is cut along it; declare one of them tk.Sharded along K, or give parts of M",
         options={"parts": {"K": (8, 8)}},
     ),
     Bad(
         "parts of what is not there",
         ShapeError,
-        "parts of Q: no input or output is cut along it; M is: give parts of M",
+        "parts of Q: no input or output is cut along it; give parts of M",
         options={"parts": {"Q": (8, 8)}},
     ),
     Bad("text as a part", ShapeError, "parts of M are ('8', 8)", options={"parts": {"M": ("8", 8)}}),
@@ -315,6 +314,12 @@ def test_an_output_that_nobody_writes(world: CpuWorld) -> None:
         world.run(lambda group: swapped(x(), schedule=alone, group=group))
     with pytest.raises(ArgumentError, match="kept_inside has no output: its tiles store to none of x"):
         world.run(lambda group: kept_inside(x(), schedule=alone, group=group))
+
+
+def test_a_size_that_only_an_output_has(world: CpuWorld) -> None:
+    said = "prefix: the size of N is unknown: no tensor that is given has it, only out; pass it"
+    with pytest.raises(ArgumentError, match=said):
+        world.run(lambda group: prefix(x(), schedule=prefixed, group=group))
 
 
 def check_error(error: TileLinkError, kind: type[TileLinkError], says: str, marker: str, file: str = __file__) -> None:

@@ -178,12 +178,13 @@ class _Sizes:
         lengths_of = {d: self.lengths(d, given) for d, given in parts.items()}
         for d, lengths in lengths_of.items():
             if d not in cut:
-                spread, are = ", ".join(sorted(cut)), "are" if len(cut) > 1 else "is"
-                cuttable = any(d in w.dims for w in declared.values())
-                ways = [f"declare axis= in tk.Sharded to cut {d}"] * cuttable + [f"give parts of {spread}"] * bool(cut)
-                others = f"; {spread} {are}" if cut else ", and no other dimension"
-                what = f"parts of {d}: no input or output is cut along it{others}: {', or '.join(ways)}"
-                raise ShapeError(what, self.site)
+                ways = []
+                if any(d in w.dims for w in declared.values()):
+                    ways.append(f"declare one of them tk.Sharded along {d}")
+                if cut:
+                    ways.append(f"give parts of {', '.join(sorted(cut))}")
+                instead = f"; {', or '.join(ways)}" if ways else ""
+                raise ShapeError(f"parts of {d}: no input or output is cut along it{instead}", self.site)
             found[d] = lengths, "parts"
         local = [(n, k) for n in self.tensors for k in range(len(declared[n].dims))]
         for name, k in sorted(local, key=lambda e: e[1] != declared[e[0]].sharded):
@@ -213,8 +214,8 @@ class _Sizes:
             self.check_route(route, found)
         for d in (d for w in declared.values() for d in w.dims if d not in found and d != RANKS_DIM):
             of = ", ".join(n for n, w in declared.items() if d in w.dims)
-            what = f"the size of {d} can't be told from what is given: it is declared only for {of}; pass that"
-            raise ArgumentError(f"{self.program}: {what}, or correct the name of the dimension", self.site)
+            what = f"the size of {d} is unknown: no tensor that is given has it, only {of}"
+            raise ArgumentError(f"{self.program}: {what}; pass it, or correct the name of the dimension", self.site)
         everywhere = {route.everywhere for route in routes}
         return {d: n for d, (n, _) in found.items() if d not in everywhere}
 

@@ -80,8 +80,8 @@ class Calls(TritonCalls):
                 self.fail(ViewError, node, f"tl.{name} touches memory outside of views, so nobody can tell what it "
                           "reads or writes; use view.load(), view.store(), tk.copy, tk.notify, tk.wait")
             if name in ("program_id", "num_programs"):
-                self.fail(NotUnderstoodError, node, f"tl.{name} depends on the worker that computes a tile, and a tile "
-                          "is the same on every worker; take the tile's ranges, such as t.rows.start")
+                self.fail(NotUnderstoodError, node, f"tl.{name} depends on the workers of the schedule, and a tile is "
+                          "the same whichever computes it; take the tile's ranges, such as t.rows.start")
             return self.triton_call(node, name, self.triton_name(node, called), None)
         return self.python_call(node, called)
 

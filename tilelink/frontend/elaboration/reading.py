@@ -229,7 +229,7 @@ class Expressions(Views):
             elif isinstance(op, ast.In | ast.NotIn):
                 self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: `in` is not understood; compare with each "
                           "value by == or !=, and join the comparisons by `or` or `and`")
-            elif isinstance(a, Expr) and isinstance(b, Expr) and type(op) in _COMPARISONS:
+            elif isinstance(a, Expr) and isinstance(b, Expr):
                 result = sympy.And(result, _COMPARISONS[type(op)][0](a, b))
             elif isinstance(a, Static | sympy.Integer) and isinstance(b, Static | sympy.Integer):
                 holds = self.python(node, lambda a, b, op=op: bool(_COMPARISONS[type(op)][1](a, b)), a, b)

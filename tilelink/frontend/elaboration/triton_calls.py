@@ -72,7 +72,7 @@ class TritonCalls(Expressions):
         if name == "arange":
             self.arange(node, given)
         if name == "softmax":
-            self.softmax(node, given)
+            self.softmax(node, given, owner)
         self.check_elements(node, shape)
         mixed = own is None and mixes(given.values(), dtype)
         return Block(ast.Call(function, arguments, keys), shape, dtype, mixed)
@@ -118,7 +118,7 @@ class TritonCalls(Expressions):
         if end <= start:
             self.fail(TileSizeError, node, f"{ast.unparse(node)} has no element: its end is above its start")
 
-    def softmax(self, node: ast.Call, given: dict[str, Any]) -> None:
+    def softmax(self, node: ast.Call, given: dict[str, Any], owner: Block | None) -> None:
         """Raises DimensionError for a softmax that Triton 3.6 to 3.8 does not compile, or computes along another axis:
         the maximum and the sum along an axis other than the first have to keep their dimensions."""
         keeps = tl.softmax.signature.parameters["keep_dims"].default is not False or (
@@ -128,9 +128,8 @@ class TritonCalls(Expressions):
         dims = len(of.shape) if isinstance(of, Block) and of.shape else 0
         first = dim in (Static(None), sympy.S.Zero) or (dims and dim == -dims)
         if not keeps and not first:
-            method = isinstance(node.func, ast.Attribute) and isinstance(self.value(node.func.value), Block)
             block = ast.unparse(node.args[0]) if node.args else "x"
-            right = f"{ast.unparse(node.func)}(" if method else f"tl.softmax({block}, "
+            right = f"tl.softmax({block}, " if owner is None else f"{ast.unparse(node.func)}("
             self.fail(DimensionError, node, f"{ast.unparse(node)}: Triton {triton.__version__} takes another axis than "
                       f"0 only with keep_dims=True; write {right}{to_text(dim)}, keep_dims=True)")
 
