@@ -344,6 +344,16 @@ def range_of_another_part(x: tk.Sharded("M", "K"), out: tk.Sharded("M", "K")):
 
 
 @tk.tile
+def wait_for_next_part(t, full, out):
+    """The last rank waits for the part of a rank that does not exist."""
+    tk.wait(full[tk.part(tk.rank() + 1), t.K])
+    out[t].store(tl.zeros(t.shape, tl.float32))
+
+
+part_beyond_the_world = gathering("part_beyond_the_world", gather, wait_for_next_part)
+
+
+@tk.tile
 def from_own_part(t, full, out):
     """The range may begin in one rank's part and end in another's."""
     out[t].store(tk.wait(full[tk.part(tk.rank()), :][t.M, t.K]).load())

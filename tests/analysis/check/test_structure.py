@@ -29,6 +29,7 @@ from tests.programs.unsafe import (
     notifies_twice,
     output_of_a_reader,
     own_places_alone,
+    part_beyond_the_world,
     places_of_readers_alone,
     range_across_a_part,
     range_of_another_part,
@@ -78,6 +79,12 @@ OUTSIDE = [
         {"to_the_place_of_the_reader": READER, "sum_of_all": SMALL},
         "to different places of inbox[rank, ",
         {1: "safe"},
+    ),
+    (
+        part_beyond_the_world,
+        {"gather": HOME, "wait_for_next_part": SMALL},
+        "may be in the part of a rank outside the world",
+        {},
     ),
     (range_of_another_part, {"from_next_part": SMALL}, "may lie outside x along M", {1: "safe"}),
     (

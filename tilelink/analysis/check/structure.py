@@ -236,6 +236,8 @@ def _misplaced(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> str:
             inside = _numbered(dim, i) or _below(i, size, place)
             inside = inside or any(r.dim == dim and _begins(r, i, place) for r in place.role.walk.ranges)
         elif i.part is not None:
+            if not _below(i.part, WORLD, place):
+                return f"{view} may be in the part of a rank outside the world"
             inside = _lies(i, first_of(size, i.part), first_of(size, i.part + 1), place)
             inside = inside and (k != tensor.sharded or view.home == i.part)
         else:
