@@ -14,7 +14,14 @@ import tilelink as tk
 from tests.kernels.gather_gemm import small_world
 from tests.kernels.routed import Routed, random_counts
 from tests.programs.gathered import take
-from tests.programs.routed import added_by_experts, by_expert, made_and_added_by_experts, made_by_experts, move
+from tests.programs.routed import (
+    added_by_experts,
+    added_of_all_ranks,
+    by_expert,
+    made_and_added_by_experts,
+    made_by_experts,
+    move,
+)
 from tilelink.analysis.events import NOTIFY, WAIT, WRITE
 from tilelink.errors import (
     ArgumentError,
@@ -65,6 +72,25 @@ def test_routed_programs_are_safe_for_every_routing(program: Any) -> None:
         top = {"top": 2} if program is matmul_combine else {}
         report = program.check(schedule, world=3, routed=random_counts(3, 2, 7), **SIZES, **top)
         assert (report.verdict, report.proof) == ("safe", "structural")
+
+
+def test_steps_along_routed_rows_go_through_those_that_exist() -> None:
+    """Behind them, where ranks have room for more, is what nobody wrote."""
+    room, rows = (32, 48), [sum(map(sum, COUNTS[:2])), sum(map(sum, COUNTS[2:]))]
+    schedule = tk.Schedule(make=tk.SMs(2, tile=(16, 16)), add_up_all=tk.SMs(tile=(2, 16, 16)))
+    report = added_of_all_ranks.check(schedule, world=2, R=COUNTS, K=16, E=2)
+    assert (report.verdict, report.proof) == ("safe", "structural")
+
+    def rank(group: Any) -> torch.Tensor:
+        x = torch.full((room[group.rank], 16), float("nan"))
+        x[: rows[group.rank]] = 1 + group.rank
+        sent, weight = torch.zeros(64, 16), torch.zeros(2, 16)
+        return added_of_all_ranks(
+            x, sent, weight, torch.tensor(COUNTS), schedule=schedule, group=group, parts={"R": room, "S": (64, 64)}
+        )
+
+    for out in small_world(2).run(rank):
+        assert torch.equal(out, torch.full((2, 16), float(rows[0] + 2 * rows[1])))
 
 
 def test_kernels_depend_on_the_routing_only_by_whether_ranks_have_room_alike() -> None:

@@ -22,6 +22,15 @@ def add_up(t, rows, out):
     out[t].store(total)
 
 
+@tk.tile
+def add_up_all(t, rows, out):
+    """In each row of a tile, the sum of the rows of all ranks."""
+    total = tl.zeros(t.shape, tl.float32)
+    for step in tk.steps(rows.R):
+        total += tl.sum(tk.wait(rows[step, t.cols]).load(), 0)[None, :]
+    out[t].store(total)
+
+
 @tk.program
 def made_by_experts(x: ROWS, sent: tk.Sharded("S", "K"), weight: tk.Local("E", "K"), route: COUNTS, out: ROWS):
     rows = tk.sharded("R", "K")
@@ -43,6 +52,15 @@ def made_and_added_by_experts(
     rows = tk.sharded("R", "K")
     make[tk.tiles(route.experts, x.cols)](x, rows)
     add_up[tk.tiles(route.experts, x.cols)](rows, out)
+
+
+@tk.program
+def added_of_all_ranks(
+    x: ROWS, sent: tk.Sharded("S", "K"), weight: tk.Local("E", "K"), route: COUNTS, out: tk.Local("E", "K")
+):
+    rows = tk.sharded("R", "K")
+    make[tk.tiles(route.experts, x.cols)](x, rows)
+    add_up_all[tk.tiles(out)](rows, out)
 
 
 # ---- what programs with one role more launch first

@@ -30,13 +30,11 @@ from tilelink.frontend.expressions import (
     WORLD,
     Boolean,
     Expr,
-    first_of,
     floor_div,
     loop,
     natural,
     never_negative,
     smaller,
-    symbol,
 )
 from tilelink.frontend.schedule import power_of_two
 from tilelink.frontend.values import Block, Static, is_floating
@@ -268,10 +266,10 @@ class Elaborator(Calls):
             walk(along)
         elif along.dim not in self.cut:
             walk(ir.whole_range(along.dim))
-        else:  # steps never cross the parts of the ranks
-            dim, p = symbol(along.dim), loop(self.fresh_name(f"{name}_part"))
+        else:  # steps never cross the parts of the ranks, nor go beyond the rows of a route in them
+            p = loop(self.fresh_name(f"{name}_part"))
             with self.inside(s, p, sympy.S.Zero, WORLD, 1):
-                walk(ir.Range(along.dim, first_of(dim, p), first_of(dim, p + 1), None, p))
+                walk(self.part(along.dim, p))
 
     def length_of_step(self, call: ast.Call, by: ast.expr) -> int:
         """The length that by= gives the steps of a loop."""
