@@ -12,6 +12,7 @@ from tests.kernels.gather_gemm import NAMED, Call
 from tests.kernels.gather_gemm import run_and_check as run_and_check_gather
 from tests.kernels.routed import Routed, in_tiles, random_counts, run_and_check
 from tests.parameters import first_of
+from tests.programs.routed import columns_before_rows
 from tilelink.analysis.events import DOT, WRITE
 from tilelink.errors import ScheduleError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
@@ -83,6 +84,9 @@ def test_it_is_for_tiles_of_rows_and_columns_that_take_no_turns() -> None:
     moved = matmul_combine.schedule("push").changed(combine={"order": tk.columns_first(2)})
     with pytest.raises(ScheduleError, match=r"both with a size; its space is routed, N, and its tile \(32, None\)"):
         matmul_combine.check(moved, world=2, tokens=8, top=2, K=64, N=256, experts=2, routed=COUNTS)
+    turned = tk.Schedule(twice=tk.SMs(tile=(16, 16), order=tk.columns_first(1)))
+    with pytest.raises(ScheduleError, match="columns behind the rows of a route; its space is K, R: name"):
+        columns_before_rows.bind(turned)
     with pytest.raises(ScheduleError, match="0 columns at a time: it must be at least 1"):
         tk.columns_first(0)
 

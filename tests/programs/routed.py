@@ -63,6 +63,16 @@ def added_of_all_ranks(
     add_up_all[tk.tiles(out)](rows, out)
 
 
+@tk.tile
+def twice(t, x, out):
+    out[t.R, t.K].store(2 * x[t.R, t.K].load())
+
+
+@tk.program
+def columns_before_rows(x: ROWS, sent: tk.Sharded("S", "K"), weight: tk.Local("E", "K"), route: COUNTS, out: ROWS):
+    twice[tk.tiles(out.K, route.experts)](x, out)
+
+
 # ---- what programs with one role more launch first
 
 

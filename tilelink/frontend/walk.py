@@ -188,6 +188,12 @@ def columns_of(role: str, space: Space, resource: SMs | CopyEngine, site: Site) 
             f"{', '.join(space.dims)}, and its tile ({tile})",
             site,
         )
+    if space.route is not None and space.dims[1] == space.route.rows:
+        raise ScheduleError(
+            f"{role}: order={resource.order} is for spaces with columns behind the rows of a route; its space is "
+            f"{', '.join(space.dims)}: name the route first in tk.tiles(...)",
+            site,
+        )
     return space.dims[1]
 
 
