@@ -103,6 +103,11 @@ def listed(known: Iterable[str], name: object) -> str:
     return ", ".join(names) + similar(name, names)
 
 
+def counted(number: int, word: str) -> str:
+    """A number of things, as a text says it: "1 tile", "2 tiles"."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -593,7 +593,8 @@ class Drawing:
         r = self.r
         ring = any(t.buffers and t.name in role.parameters for t in self.tensors)  # few tiles, or workers get stuck
         sizes = [8, 8] if ring else [r.choice([1, 2, 4, 4, 8]), r.choice([2, 4, 4, 8])]
-        sizes += [r.choice([1, 2, 4, 8])] if role.steps or self.chance(0.1) else []
+        step = [r.choice([1, 2, 4, 8])] if role.steps or self.chance(0.1) else []
+        sizes += step if role.steps else []  # drawn without a use, too, so that a seed draws the same program as ever
         said = [f"tile=({', '.join(map(str, sizes))})"]
         said[:0] = [str(r.randint(1, 3))] if self.chance(0.7) and not ring else []
         said += [f"at={at}"] if at != "None" else []

@@ -376,6 +376,19 @@ TILES = [
         "gather runs over the dimensions M, K: its schedule needs a tile of 2 sizes; this one has (16,)",
     ),
     pair(
+        "step for a role without steps",
+        TileSizeError,
+        {GATHER_TILE: 'tile=(16, 32, 16), at="home"', LAUNCH_GATHER: f"{LAUNCH_GATHER}  # <-"},
+        "gather takes a tile of 2 sizes (M, K), and this one is (16, 32, 16): no loop of gather takes a step from the "
+        "schedule, so leave the last one out",
+    ),
+    pair(
+        "step for a loop that has one",
+        TileSizeError,
+        {"tk.steps(full.cols)": "tk.steps(full.cols, by=16)", LAUNCH_USE: f"{LAUNCH_USE}  # <-"},
+        "use takes a tile of 2 sizes (M, N), and this one is (16, 16, 16)",
+    ),
+    pair(
         "whole dimension as a block",
         TileSizeError,
         {

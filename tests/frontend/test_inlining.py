@@ -81,6 +81,7 @@ def test_what_is_called_is_computed(body: tuple[str, ...], times: int, tmp_path:
 def test_a_load_may_be_given(tmp_path: Path) -> None:
     given = "x[t.rows, 0].load()[:, None] + weight[0, t.cols].load()[None, :]"
     called, schedule = program(tmp_path, f"put(inbox[t], {given})")
+    schedule = schedule.changed(role={"tile": (16, 16)})
     x, weight = (torch.randint(-3, 4, shape).float() for shape in ((32, 48), (48, 32)))
     (out,) = tk.CpuWorld(1).run(lambda group: called(x, weight, schedule=schedule, group=group))
     assert torch.equal(out, x[:, :1] + weight[:1])

@@ -66,7 +66,7 @@ def program(x: tk.Local("M", "K"), weight: tk.Local("K", "N"), out: tk.Local("M"
     role[tk.tiles(out)](x, weight, out, inbox)
 
 
-schedule = tk.Schedule(role=tk.SMs(tile=(16, 16, 16)))
+schedule = tk.Schedule(role=tk.SMs(tile={tile}))
 
 
 def main():
@@ -134,8 +134,9 @@ def changed(source: str, changes: dict[str, str]) -> str:
 
 
 def alone(body: str) -> str:
-    """A program of one role with this body."""
-    return ALONE.format(body=body.strip("\n").replace("\n", "\n    "))
+    """A program of one role with this body. Its tile has a step if the body has a loop over steps."""
+    tile = "(16, 16, 16)" if "tk.steps(" in body else "(16, 16)"
+    return ALONE.format(body=body.strip("\n").replace("\n", "\n    "), tile=tile)
 
 
 def of_role(

@@ -46,7 +46,7 @@ def test_the_users_line(said: str, tmp_path: Path, capfd: pytest.CaptureFixture[
     """The error of MLIR stands at the line of a user's function, which MLIR names."""
     own = FUNCTIONS.format(mark="" if "# <-" in WRONG[said] else "  # <-")
     body = f"b = x[t.M, :].load()\n{WRONG[said]}\nout[t].store(b)"
-    tile = {"\n@tk.tile\ndef role": own, "tile=(16, 16, 16)": 'tile=(16, 32), whole={"K": 32}'}
+    tile = {"\n@tk.tile\ndef role": own, "tile=(16, 16)": 'tile=(16, 32), whole={"K": 32}'}
     source = changed(alone(body), tile).replace("x, weight, out", "x, out").replace('weight: tk.Local("K", "N"), ', "")
     module = load(tmp_path, source)
     with pytest.raises(CompileError) as caught:

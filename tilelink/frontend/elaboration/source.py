@@ -53,9 +53,10 @@ def parsed(text: str) -> ast.expr:
 class Source(ABC):
     """The base of all layers of the elaborator: the names in scope, and source text with holes for Triton's part.
 
-    `written`: the tensors that tiles write, and where first. `step`: the length of steps that the schedule gives.
-    `order`: the order of its tiles. `functions`: the Triton functions that roles call, by name. `own`: the names of the
-    dimensions in which the members of lists differ. `reserved`: names of the role that this one is folded into.
+    `written`: the tensors that tiles write, and where first. `step`: the length of steps that the schedule gives, and
+    `stepped`: whether a loop takes it. `order`: the order of its tiles. `functions`: the Triton functions that roles
+    call, by name. `own`: the names of the dimensions in which the members of lists differ. `reserved`: names of the
+    role that this one is folded into.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Source(ABC):
         }
         self.tile, self.order = tile, resource.order
         self.step, self.sizes = step_size(resource, launch.space), dict(resource.whole)
+        self.stepped = function.takes_step
         self.functions, self.reserved = dict(program.functions), reserved
         self.names = function.names()
         self.env: dict[str, Any] = {function.parameters[0]: tile}

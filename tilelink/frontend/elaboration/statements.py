@@ -248,6 +248,7 @@ class Elaborator(Calls):
         along, stop = self.value(dimension), None if end is None else self.integer(end)
         if not isinstance(along, AxisWord | ir.Range):
             self.fail(ViewError, call, f"tk.steps goes along a dimension or a range, not {self.text(along)}")
+        self.stepped |= by is None
         size = self.step if by is None else self.length_of_step(call, by)
         if size is None:
             self.fail(TileSizeError, call, "the schedule gives this role's loops no step: add it as the last of tile=, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tilelink.errors import NotUnderstoodError, ScheduleError
+from tilelink.errors import NotUnderstoodError, ScheduleError, TileSizeError, counted
 from tilelink.frontend.elaboration.statements import Elaborator
 from tilelink.frontend.ir import Role, TileProgram
 from tilelink.frontend.routed_walk import make_routed_walk
@@ -67,5 +67,12 @@ def with_role(
     body = elaborator.body()
     for dim in sorted(set(dict(resource.whole)) - elaborator.wholes) if not taken else ():
         raise ScheduleError(f"{function.name} takes no block over the whole of {dim}: leave it out", launch.site)
+    if elaborator.step is not None and not elaborator.stepped and not taken:
+        dims = launch.space.dims
+        raise TileSizeError(
+            f"{function.name} takes a tile of {counted(len(dims), 'size')} ({', '.join(dims)}), and this one is "
+            f"{resource.tile}: no loop of {function.name} takes a step from the schedule, so leave the last one out",
+            launch.site,
+        )
     role = Role(function.name, resource, found, body, launch.site, scheduled=launch.scheduled)
     return replace(program, functions=tuple(elaborator.functions.items())), role
