@@ -101,6 +101,11 @@ WRONG = [
     ),
     case("no order", {ENGINE: "bring=tk.CopyEngine(tile=(16, 16), order=max),  # <-\n    #"}, "by tk.order(function)"),
     case(
+        "computes with a whole dimension as a block",
+        {"    take=tk.SMs(tile=(16, 16)),": "    take=tk.CopyEngine(tile=(16, None)),", STORE: f"{STORE}  # <-"},
+        "take can't be on the copy engine: it computes, and an engine only waits, copies and notifies. Give it SMs",
+    ),
+    case(
         "waits for another rank",
         {PASS_ON: PASS_ON.replace("SMs", "CopyEngine").replace("reader", "home"), WAIT: f"{WAIT}  # <-"},
         "it waits for full[M[M_lo:+16], K[K_lo:+16]].at(reader), which another rank "

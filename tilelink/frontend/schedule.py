@@ -182,6 +182,8 @@ class CopyEngine(_Fields):
 
 
 Resource = SMs | CopyEngine | Epilogue
+COMPUTES = "it computes, and an engine only waits, copies and notifies. Give it SMs"
+"""Why a role can't be on the copy engine, and what to do."""
 
 
 class Schedule(Mapping[str, Resource]):

@@ -16,6 +16,7 @@ from tilelink.errors import (
     DimensionError,
     DtypeError,
     NotUnderstoodError,
+    ScheduleError,
     Site,
     TileLinkError,
     TileSizeError,
@@ -25,7 +26,7 @@ from tilelink.errors import (
 from tilelink.frontend import ir
 from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.expressions import Boolean, Expr
-from tilelink.frontend.schedule import CopyEngine, SMs
+from tilelink.frontend.schedule import COMPUTES, CopyEngine, SMs
 from tilelink.frontend.values import (
     FLOAT8,
     TRITON_DTYPES,
@@ -54,9 +55,9 @@ class Source(ABC):
     """The base of all layers of the elaborator: the names in scope, and source text with holes for Triton's part.
 
     `written`: the tensors that tiles write, and where first. `step`: the length of steps that the schedule gives, and
-    `stepped`: whether a loop takes it. `order`: the order of its tiles. `functions`: the Triton functions that roles
-    call, by name. `own`: the names of the dimensions in which the members of lists differ. `reserved`: names of the
-    role that this one is folded into.
+    `stepped`: whether a loop takes it. `order`: the order of its tiles, and `on_engine`: whether a copy engine has
+    them. `functions`: the Triton functions that roles call, by name. `own`: the names of the dimensions in which the
+    members of lists differ. `reserved`: names of the role that this one is folded into.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Source(ABC):
             for p, site in other.function.written_parameters.items()
             for word in other.tensors(p)
         }
-        self.tile, self.order = tile, resource.order
+        self.tile, self.order, self.on_engine = tile, resource.order, isinstance(resource, CopyEngine)
         self.step, self.sizes = step_size(resource, launch.space), dict(resource.whole)
         self.stepped = function.takes_step
         self.functions, self.reserved = dict(program.functions), reserved
@@ -271,6 +272,8 @@ class Source(ABC):
         return to_text(value) if isinstance(value, sympy.Basic) else str(value)
 
     def extent(self, node: ast.AST, r: ir.Range) -> sympy.Integer:
+        if r.extent is None and self.on_engine:
+            self.fail(ScheduleError, node, f"{self.callers[0].name} can't be on the copy engine: {COMPUTES}")
         if r.extent is None:
             own = next((o for o in self.tile.ranges if o.dim == r.dim), None)
             if r.whole and own is not None and own.extent is not None:

@@ -12,7 +12,7 @@ from tilelink.errors import ScheduleError, Site
 from tilelink.frontend.expressions import RANK
 from tilelink.frontend.ir import ALL_RANKS, Copy, For, If, Notify, Role, TileProgram, Wait, walk
 from tilelink.frontend.passes.elaborate import Binding
-from tilelink.frontend.schedule import SMs
+from tilelink.frontend.schedule import COMPUTES, SMs
 from tilelink.frontend.workload import members, turns
 
 CURE = "Give it SMs, or put it into the epilogue of the role that it waits for"
@@ -47,7 +47,7 @@ def check_resources(program: TileProgram, _: Binding) -> TileProgram:
                 case Copy() | Notify() | For() | If():
                     pass
                 case _:
-                    _fail(role, s.site, "it computes, and an engine only waits, copies and notifies. Give it SMs")
+                    _fail(role, s.site, COMPUTES)
     return program
 
 
