@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import contextlib
 import dataclasses
 import functools
@@ -10,7 +11,8 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -66,7 +68,21 @@ class Site:
         frame = sys._getframe(1)
         while frame.f_back is not None and _is_ours(frame):
             frame = frame.f_back
-        return cls.at(frame.f_code.co_filename, frame.f_lineno)
+        started = _started.get() if frame.f_code.co_filename == concurrent.futures.thread.__file__ else None
+        return started or cls.at(frame.f_code.co_filename, frame.f_lineno)
+
+    @contextlib.contextmanager
+    def on_thread(self) -> Iterator[None]:
+        """Inside, which is on a thread of our own, this is the user's place for calls without a line of the user's."""
+        token = _started.set(self)
+        try:
+            yield
+        finally:
+            _started.reset(token)
+
+
+_started: ContextVar[Site | None] = ContextVar("started", default=None)
+"""The user's place that started the present thread, if TileLink made it."""
 
 
 _PACKAGE = str(Path(__file__).parent) + os.sep

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -434,6 +435,16 @@ def test_parts_that_no_call_can_say_are_refused_by_the_check() -> None:
 def test_what_is_run_is_a_function(world: CpuWorld) -> None:
     with pytest.raises(ArgumentError, match=r"CpuWorld.run\(3\): it takes a function of a rank's group"):
         world.run(3)  # type: ignore[arg-type]
+    check_usable(world)
+
+
+def test_a_program_that_is_run_itself_is_an_error_at_the_users_line(world: CpuWorld) -> None:
+    """Its rank's thread has no line of the user's."""
+    for wrong in (all_gather_matmul, partial(all_gather_matmul, x(), weight())):
+        with pytest.raises(ArgumentError, match="group= is missing") as error:
+            world.run(wrong)
+        site = error.value.site
+        assert site is not None and (site.file, site.text) == (__file__, "world.run(wrong)")
     check_usable(world)
 
 

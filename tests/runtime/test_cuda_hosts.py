@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tilelink.errors import ArgumentError
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.cuda.virtual_world import Hosts
 
 
@@ -59,3 +61,10 @@ def test_an_error_of_a_launch_is_raised() -> None:
 
     with pytest.raises(ValueError, match="no such kernel"):
         hosts.run(lambda rank: hosts.together(rank, fail))
+
+
+def test_an_error_without_a_line_of_the_users_on_the_thread_is_where_the_hosts_are_run() -> None:
+    with pytest.raises(ArgumentError) as error:
+        Hosts(2).run(all_gather_matmul)
+    site = error.value.site
+    assert site is not None and (site.file, site.text) == (__file__, "Hosts(2).run(all_gather_matmul)")

@@ -115,11 +115,11 @@ class CpuWorld:
         session = _Session(self.latest, self.log)
         for group in self.groups:
             group.session = session
-        finished, gradients = False, torch.is_grad_enabled()
+        finished, gradients, site = False, torch.is_grad_enabled(), Site.of_user()
 
         def host(rank: int) -> T:
             group = self.groups[rank]
-            with torch.set_grad_enabled(gradients), _OnStream(group), _Beside(group):  # for this rank's thread
+            with site.on_thread(), torch.set_grad_enabled(gradients), _OnStream(group), _Beside(group):
                 return function(group)
 
         try:

@@ -179,9 +179,11 @@ class Hosts:
     def run(self, body: Callable[[int], T]) -> list[T]:
         """Runs `body(rank)` for every rank; returns the results by rank. Raises the first error of a body."""
         results: dict[int, T] = {}
+        site = Site.of_user()
 
         def host(rank: int) -> None:
-            results[rank] = body(rank)
+            with site.on_thread():
+                results[rank] = body(rank)
 
         self._scheduler = Scheduler(policy="round_robin", on_stall=self._launch, stack_bytes=STACK_BYTES)
         self._waiting.clear()
