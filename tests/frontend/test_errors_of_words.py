@@ -70,6 +70,24 @@ NAMES = [
         {LAUNCH_USE: "use[tk.tiles(out.lines)](full, out)  # <-"},
         "out has no lines; its dimensions are M, N",
     ),
+    *(
+        pair(
+            f"{what} as a number in the program",
+            NotUnderstoodError,
+            {f"    {LAUNCH_USE}": f"    n = {written}  # <-\n    {LAUNCH_USE}"},
+            f"program: {what} is no number: a program knows neither sizes nor ranks; tile functions know them",
+        )
+        for what, written in {"a dimension": "x.M // 2", "a tensor": "x // 2", "a rank axis": "tk.ranks // 2"}.items()
+    ),
+    pair(
+        "unknown dimension as a number in the program",
+        NotUnderstoodError,
+        {f"    {LAUNCH_USE}": f"    n = x.V // 2  # <-\n    {LAUNCH_USE}"},
+        "program: x has no V; its dimensions are M, K",
+    ),
+    tile(
+        "unknown dimension as a number", ViewError, "n = x.V // 2  # <-", "x has no V; x has .rows, .cols, .M"
+    ),
     pair(
         "axis called as the tiles' own",
         NotUnderstoodError,

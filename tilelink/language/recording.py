@@ -243,6 +243,10 @@ def _check_routes(recording: Recording, site: Site) -> None:
         known |= {*route.sides}
 
 
+_NO_NUMBERS = {"AxisWord": "a dimension", "TensorWord": "a tensor", "RanksWord": "a rank axis"}
+"""What Python calls the words that a program may take for numbers, and what they are."""
+
+
 def _located(e: Exception, function: Callable[..., Any]) -> TileLinkError:
     """The error to raise for an ordinary Python error of a program's body, with its line."""
     trace, site = e.__traceback__, None
@@ -251,7 +255,10 @@ def _located(e: Exception, function: Callable[..., Any]) -> TileLinkError:
             site = Site.at(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
         trace = trace.tb_next
     kind = UndefinedNameError if isinstance(e, NameError) else NotUnderstoodError
-    hint = ""
+    said, hint = str(e), ""
+    for word, what in _NO_NUMBERS.items():
+        if f"'{word}'" in said:
+            said = f"{what} is no number: a program knows neither sizes nor ranks; tile functions know them"
     if site and "'function' object is not subscriptable" in str(e):
         names = re.findall(r"(\w+)\[", site.text)
         plain = next((f for n in names if isinstance(f := function.__globals__.get(n), FunctionType)), None)
@@ -261,7 +268,7 @@ def _located(e: Exception, function: Callable[..., Any]) -> TileLinkError:
     if isinstance(e, NameError):
         code = function.__code__
         hint = similar(e.name, {*code.co_varnames, *code.co_names, *function.__globals__} - {e.name or ""})
-    return kind(f"{function.__name__}: {e}{hint}", site)
+    return kind(f"{function.__name__}: {said}{hint}", site)
 
 
 def assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:

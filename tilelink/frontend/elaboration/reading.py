@@ -120,8 +120,9 @@ class Expressions(Views):
             if found:
                 return self.one_meaning(node, found)
             known = ("rows", "cols", *owner.dims, "dtype")
-            self.fail(ViewError, node, f"{owner.name} has {', '.join(f'.{n}' for n in known)}; memory is touched "
-                      f"through views of it, {owner.name}[...]{similar(name, known)}")
+            self.fail(ViewError, node, f"{owner.name} has no {name}; {owner.name} has "
+                      f"{', '.join(f'.{n}' for n in known)}; memory is touched through views of it, {owner.name}[...]"
+                      f"{similar(name, known)}")
         if isinstance(owner, ir.View):
             if name == "home":
                 if not isinstance(owner.home, Expr):
