@@ -4,6 +4,7 @@ operands are the same in every run; and fixtures that several folders use."""
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -54,7 +55,7 @@ def seeded() -> None:
 @pytest.fixture(autouse=True)
 def small_heaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heaps of ranks on the CPU are small where nobody asks for a size: each is filled when a world is made."""
-    monkeypatch.setitem(CpuWorld.__init__.__kwdefaults__, "heap_bytes", 16 << 20)
+    monkeypatch.setitem(inspect.unwrap(CpuWorld.__init__).__kwdefaults__, "heap_bytes", 16 << 20)
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from tests.frontend.wrong import GATHER, READ, WAIT, changed, load
 from tilelink.emulator.sites import KernelSite
 from tilelink.errors import Site, StuckError, TileLinkError, UnguardedReadError, function_text, listed, public, shown
 from tilelink.kernels.all_gather import all_gather
+from tilelink.kernels.all_gather_matmul import push
 from tilelink.nn import ExpertParallel, SharedColwiseParallel
 from tilelink.runtime.group import Group
 
@@ -82,11 +83,16 @@ ORDER = tk.order(lambda step, rank, world: step)
         (lambda: tk.SMs(2, tile=(32, 64), ordr=tk.ring), "tk.SMs(2, tile=(32, 64), ordr=tk.ring): it takes count=, "),
         (lambda: tk.SMs(ordr=tk.grouped(8, tk.ranks_first())), "ordr=tk.grouped(8, tk.ranks_first(tk.own_rank_first))"),
         (lambda: tk.SMs(ordr=ORDER), "ordr=<lambda>): it takes"),
+        (lambda: tk.SMs(grp=8), "in this order; group is of an order: write order=tk.grouped(8)"),
+        (lambda: push.changed(gather={"columns": 2}), "; columns is of an order: write order=tk.columns_first(1)"),
         (lambda: tk.SMs(tile=(48, 64)), "48 is not a power of two"),
         (lambda: tk.CopyEngine(tile=(48,)), "48 is not a power of two"),
         (lambda: tk.CopyEngine(count=8), "engines are not counted"),
         (lambda: tk.Epilogue(), "missing 1 required positional argument"),
+        (lambda: tk.Epilogue("matmul", group=8), "it takes of=, in this order"),
         (lambda: tk.Schedule(gather=3), "gather=3 is not a resource"),
+        (lambda: tk.Schedule(slot=3), "slot=3 is not a resource such as tk.SMs(...); did you mean slots?"),
+        (lambda: tk.CpuWorld(2, sed=3), "got an unexpected keyword argument 'sed'; did you mean seed?"),
         (lambda: tk.grouped(0), "a group of 0 rows"),
         (lambda: tk.grouped("a"), "a group of 'a' rows: it must be at least 1"),
         (lambda: tk.grouped(2, 3), "order 3: make an order of a function by tk.order(function)"),
@@ -108,6 +114,7 @@ ORDER = tk.order(lambda step, rank, world: step)
         (lambda: tk.Each(tk.Route("S", "R", "E")), "tk.Each(tk.Route('S', 'R', 'E')): a list of tensors"),
         (lambda: tk.program(3), "3 is no function of Python: @tk.program stands on a function written with def"),
         (lambda: all_gather(torch.ones(2, 2)), "all_gather runs on a rank of a group; group= is missing"),
+        (lambda: all_gather(grp=3), "group= is missing (grp= is given; did you mean group?). CpuWorld.run(function)"),
         (lambda: all_gather.prepare(torch.ones(2, 2), group=3), "runs on a rank of a group; group= is of type int"),
         (lambda: SharedColwiseParallel(), "the linears that share their input are named one by one"),
         (lambda: ExpertParallel(cut="rows"), "cut='rows'; there are experts, hidden"),

@@ -239,6 +239,18 @@ DIMENSIONS = [
         "the dimensions M, K, N; N is missing",
     ),
     pair(
+        "size in small letters",
+        DimensionError,
+        {UNROLL: "program.unroll(schedule, world=2, M=3, K=3, n=3)  # <-"},
+        "N is missing, and n is none; did you mean N?",
+    ),
+    pair(
+        "option that is misspelt",
+        DimensionError,
+        {UNROLL: "program.unroll(schedule, world=2, M=3, K=3, N=3, per_nod=1)  # <-"},
+        "program has no dimension per_nod; it has M, K, N; did you mean per_node?",
+    ),
+    pair(
         "size of no dimension",
         DimensionError,
         {UNROLL: UNROLL.replace("N=16", "N=16, Q=3") + "  # <-"},

@@ -23,6 +23,18 @@ CHOICES = {"via": VIAS, "signals": SIGNALS, "waits": WAITS, "streams": STREAMS}
 """The allowed words of each field that takes one of some words; the first is the default."""
 
 
+OF_ORDERS = {"group": "tk.grouped(8)", "columns": "tk.columns_first(1)", "by_rank": "tk.ranks_first()"}
+"""Fields of an order, and how a schedule says them."""
+
+
+def _meant(name: str, known: Collection[str]) -> str:
+    """The end of an error about an unknown field of a role: what to write in its place, if that can be guessed."""
+    if (meant := similar(name, known)) or "order" not in known:
+        return meant
+    of_order = next((f for f in OF_ORDERS if name == f or similar(name, [f])), "")
+    return of_order and f"; {of_order} is of an order: write order={OF_ORDERS[of_order]}"
+
+
 class _Fields:
     """Base of dataclasses whose errors name the user's line."""
 
@@ -34,7 +46,7 @@ class _Fields:
         if unknown or len(given) > len(known) or named.keys() & known[: len(given)]:
             said = ", ".join([*map(repr, given), *(f"{n}={v!r}" for n, v in named.items())])
             takes = ", ".join(f"{n}=" for n in known)
-            meant = similar(unknown[0], known) if unknown else ""
+            meant = _meant(unknown[0], known) if unknown else ""
             message = f"tk.{cls.__name__}({said}): it takes {takes}, in this order{cls.hint}{meant}"
             raise ScheduleError(message, Site.of_user())
         return super().__new__(cls)
@@ -219,7 +231,10 @@ class Schedule(Mapping[str, Resource]):
                 raise ScheduleError(f"cells of {tensor}, {sizes!r}: a tuple of sizes of at least 1, or None", self.site)
         for name, resource in roles.items():
             if not isinstance(resource, Resource):
-                raise ScheduleError(f"{name}={resource!r} is not a resource such as tk.SMs(...)", self.site)
+                raise ScheduleError(
+                    f"{name}={resource!r} is not a resource such as tk.SMs(...){similar(name, ('slots', 'cells'))}",
+                    self.site,
+                )
         self.roles, self.slots, self.cells = dict(roles), slots, dict(cells or {})
 
     def __getitem__(self, role: str) -> Resource:
@@ -282,7 +297,7 @@ class Schedule(Mapping[str, Resource]):
                 has = [f.name for f in fields(new[member])]
                 if unknown := [c for c in changes if c not in has]:
                     what = f"{name}={new[name]} has no {' and '.join(unknown)}"
-                    raise ScheduleError(f"{what}; it has {listed(has, unknown[0])}", Site.of_user())
+                    raise ScheduleError(f"{what}; it has {', '.join(has)}{_meant(unknown[0], has)}", Site.of_user())
                 new[member] = replace(new[member], **changes)
         return self._with(new)
 

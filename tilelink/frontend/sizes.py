@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from tilelink.errors import DimensionError, RankError, ScheduleError, Site, TileSizeError, WorldError, listed
+from tilelink.errors import DimensionError, RankError, ScheduleError, Site, TileSizeError, WorldError, similar
 from tilelink.frontend.arithmetic import evaluate
 from tilelink.frontend.expressions import PER_NODE, WORLD, of_dim, parts_of
 from tilelink.frontend.integers import MAX_COUNT, check_integers
@@ -25,6 +25,8 @@ from tilelink.frontend.values import ITEM_SIZE
 from tilelink.language import RouteWord
 
 MAX_WORLD = 1024
+OPTIONS = ("schedule", "world", "dtypes", "per_node")
+"""What methods of programs take by name beside sizes."""
 
 
 @hashed_once
@@ -69,7 +71,7 @@ class Sizes:
         for d in program.dims:
             if d not in parts and d not in sizes:
                 known = ", ".join(program.dims)
-                other = "".join(f", and {n} is none" for n in sizes if n not in program.dims)
+                other = "".join(f", and {n} is none{similar(n, [d])}" for n in sizes if n not in program.dims)
                 raise DimensionError(f"{program.name} has the dimensions {known}; {d} is missing{other}", site)
             lengths = parts[d] if d in parts else _lengths(d, sizes[d], d in program.cut, world, site)
             if d in program.cut:
@@ -82,7 +84,8 @@ class Sizes:
         integers -= set(program.dims)
         for d in (d for d in sizes if d not in integers):
             if d not in program.dims:
-                raise DimensionError(f"{program.name} has no dimension {d}; it has {listed(program.dims, d)}", site)
+                known = f"{', '.join(program.dims)}{similar(d, [*program.dims, *OPTIONS])}"
+                raise DimensionError(f"{program.name} has no dimension {d}; it has {known}", site)
         dims |= {route.everywhere: world * dims[route.per_rank] for route in program.routes}
         nodes = check_nodes(world, per_node)
         given = sorted(integers & sizes.keys())

@@ -9,7 +9,16 @@ from functools import cached_property
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tilelink.errors import ArgumentError, NotUnderstoodError, ScheduleError, Site, TileSizeError, listed, public
+from tilelink.errors import (
+    ArgumentError,
+    NotUnderstoodError,
+    ScheduleError,
+    Site,
+    TileSizeError,
+    listed,
+    public,
+    similar,
+)
 from tilelink.frontend.binding import bind
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.kept import Kept
@@ -398,8 +407,9 @@ class Program:
         check_schedule(schedule)
         if not hasattr(group, "call"):
             what = "missing" if group is None else f"of type {type(group).__name__}"
+            meant = next((f" ({n}= is given{found})" for n in options if (found := similar(n, ["group"]))), "")
             raise ArgumentError(
-                f"{self.name} runs on a rank of a group; group= is {what}. CpuWorld.run(function) passes it to "
+                f"{self.name} runs on a rank of a group; group= is {what}{meant}. CpuWorld.run(function) passes it to "
                 "function; tilelink.group(process_group) makes it for a group of torch.distributed",
                 Site.of_user(),
             )

@@ -138,6 +138,11 @@ def test_a_sweep_tells_of_the_fastest(capsys: pytest.CaptureFixture[str]) -> Non
         (["world=two"], "--sweep world=two: a natural number"),
         (["M=512", "M=1024"], "given twice"),
         (["M=many"], "--sweep M=many: "),
+        (
+            ["schedul=push,pull"],
+            "keys are machine, world, schedule, a dimension, and ROLE.FIELD of the schedule; did you mean schedule?",
+        ),
+        (["wrld=2,4"], "has no dimension wrld; it has M, K, N; did you mean world?"),
         (["schedule=engine", "gather.count=8"], "--sweep gather.count=8: a role on CopyEngine has no count; it has"),
         (["schedule=nonsense"], "no point of the sweep can be predicted; schedule=nonsense: "),
     ],

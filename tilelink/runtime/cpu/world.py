@@ -25,7 +25,7 @@ from tilelink.emulator import Admission, DeadlockError, Execution, KernelError, 
 from tilelink.emulator.execution import Races, Switch
 from tilelink.emulator.interpreter import is_running
 from tilelink.emulator.options import checked
-from tilelink.errors import ArgumentError, RankMismatchError, Site, StuckError, WorldError, public
+from tilelink.errors import ArgumentError, RankMismatchError, Site, StuckError, WorldError, public, public_class
 from tilelink.frontend.expressions import running
 from tilelink.frontend.routes import counts_of
 from tilelink.frontend.sizes import check_nodes, check_world
@@ -44,6 +44,7 @@ LATE = replace(CPU.across_nodes(), module="tilelink.emulator.late_network")
 """The target of worlds on several nodes: transfers to other nodes are late, as over a network."""
 
 
+@public_class
 class CpuWorld:
     """A world of ranks on the CPU.
 

@@ -22,7 +22,7 @@ import torch
 from tilelink.analysis.placement import ALIGNMENT
 from tilelink.analysis.timeline import Timeline
 from tilelink.emulator.scheduler import Scheduler, Task
-from tilelink.errors import CaptureError, NeverEnteredError, Site, StuckError, WorldError, public
+from tilelink.errors import CaptureError, NeverEnteredError, Site, StuckError, WorldError, public, public_class
 from tilelink.frontend.sizes import check_rank, check_world
 from tilelink.programs.given import Call
 from tilelink.runtime.agreement import CallLog
@@ -59,6 +59,7 @@ _LAUNCHED = 0
 """The key on which hosts are parked that wait for other hosts to launch."""
 
 
+@public_class
 class VirtualWorld:
     """A world of ranks on one GPU.
 

@@ -16,7 +16,7 @@ from tilelink.analysis.machine import machine
 from tilelink.analysis.paths import Link
 from tilelink.analysis.simulate import FUSED, UNFUSED, Prediction
 from tilelink.analysis.simulate.prediction import rounded
-from tilelink.errors import TileLinkError
+from tilelink.errors import TileLinkError, similar
 from tilelink.tools.cli.command import Answer, Command, Flag, UsageError, columns, on_all_cores, progress
 from tilelink.tools.cli.program import Question, machine_flag, program_flags, read_shape
 
@@ -203,7 +203,8 @@ def _at(args: argparse.Namespace, where: Point) -> argparse.Namespace:
             try:
                 made.shape |= read_shape(f"{key}={value}")
             except argparse.ArgumentTypeError as e:
-                raise UsageError(f"--sweep {key}={value}: {e}") from None
+                keys = f"{', '.join(FLAGS)}, a dimension, and ROLE.FIELD of the schedule{similar(key, FLAGS)}"
+                raise UsageError(f"--sweep {key}={value}: {e}; the keys are {keys}") from None
     made.schedule = ",".join([*([made.schedule] if made.schedule else []), *changes]) or None
     return made
 
