@@ -14,7 +14,17 @@ import torch
 import tilelink as tk
 from tests.frontend.wrong import GATHER, READ, WAIT, changed, load
 from tilelink.emulator.sites import KernelSite
-from tilelink.errors import Site, StuckError, TileLinkError, UnguardedReadError, function_text, listed, public, shown
+from tilelink.errors import (
+    Site,
+    StuckError,
+    TileLinkError,
+    UnguardedReadError,
+    counted,
+    function_text,
+    listed,
+    public,
+    shown,
+)
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_matmul import push
 from tilelink.nn import ExpertParallel, SharedColwiseParallel
@@ -126,6 +136,11 @@ def test_tracebacks_of_wrong_arguments_end_where_they_were_given(make: Callable[
         make()
     assert said in error.value.message
     assert {f.filename for f in traceback.extract_tb(error.value.__traceback__)} == {__file__}
+
+
+def test_numbers_of_things() -> None:
+    assert [counted(n, "tile") for n in (0, 1, 8192)] == ["0 tiles", "1 tile", "8192 tiles"]
+    assert [counted(n, "entry", "entries") for n in (1, 2)] == ["1 entry", "2 entries"]
 
 
 def test_functions_are_named_alike_on_every_rank() -> None:

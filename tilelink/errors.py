@@ -119,9 +119,9 @@ def listed(known: Iterable[str], name: object) -> str:
     return ", ".join(names) + similar(name, names)
 
 
-def counted(number: int, word: str) -> str:
-    """A number of things, as a text says it: "1 tile", "2 tiles"."""
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+def counted(number: int, word: str, words: str = "") -> str:
+    """A number of things, as a text says it: "1 tile", "2 tiles". `words`: the plural if it is not `word` + "s"."""
+    return f"{number} {word if number == 1 else words or f'{word}s'}"
 
 
 P = ParamSpec("P")

@@ -133,7 +133,7 @@ def test_a_number_of_rows_is_dealt_out_evenly() -> None:
         ({"routed": [[1, 2, 3, 4]] * 2}, "counts of 2 experts, which is the table with sources first"),
         ({"routed": [[1, -2]] * 4}, r"counts\[0\]\[1\] is -2; needed are counts\[expert\]\[source\]"),
         ({"routed": [[1, 2.5]] * 4}, r"counts\[0\]\[1\] is 2.5"),
-        ({"routed": [[1, 2], [1], [1, 2], [1, 2]]}, r"counts\[1\] has 1 entries"),
+        ({"routed": [[1, 2], [1], [1, 2], [1, 2]]}, r"counts\[1\] has 1 entry;"),
         ({"routed": [1, 2, 3]}, r"counts\[0\] is 1, no row of counts"),
         ({"routed": "40"}, "'40' is no table of counts"),
         ({"routed": -1}, "routed: -1 is no table of counts"),

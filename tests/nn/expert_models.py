@@ -213,7 +213,7 @@ def refused(group: dist.ProcessGroup) -> list[str]:
             lambda: parallelize_module(Block(8), mesh, {"experts": ExpertParallel(down="w2")}),
             "ArgumentError: Experts has no parameter w2; it has gate_up_proj, down_proj: tell the names",
         ),
-        (lambda: twice(x[:, : 2 + dist.get_rank(group)]), "RankMismatchError: this call: rank 1 has tokens= "),
+        (lambda: twice(x[:, : 2 + dist.get_rank(group)]), "RankMismatchError: this call: rank 1 has tokens="),
     ):  # fmt: skip
         found += unsaid(make, said)
     return found if type(whole_one.experts) is Experts else [*found, "a model that was refused is changed"]

@@ -271,7 +271,7 @@ def test_ranks_with_other_plans_name_the_plans(pool: Pool) -> None:
 
 @pytest.mark.parametrize("plan", [None, "once", "auto"])
 def test_ranks_with_other_numbers_of_tokens_say_so(pool: Pool, plan: str | None) -> None:
-    said = r"RankMismatchError: .*rank 1 has tokens= 5, rank 0 4; pass the most tokens of any rank as tokens=, on every"
+    said = r"RankMismatchError: .*rank 1 has tokens=5, rank 0 4; pass the most tokens of any rank as tokens=, on every"
     for text in on_two(pool, of_experts.with_other_tokens, plan):
         assert re.match(said, text), text
 

@@ -12,6 +12,7 @@ from tilelink.errors import (
     ScheduleError,
     ScheduleWithoutRoleError,
     Site,
+    counted,
     listed,
     similar,
 )
@@ -100,7 +101,7 @@ def _check_roles(recording: Recording, schedule: Schedule) -> None:
             raise RoleWithoutScheduleError(f"the schedule says nothing of role {name}; it names {known}", launch.site)
     sms = {r: s for r in roles if isinstance(s := schedule.of(r), SMs)}
     if len({s.warps for s in sms.values()}) > 1:
-        warps = ", ".join(f"{r} has {s.warps} warps" for r, s in sms.items())
+        warps = ", ".join(f"{r} has {counted(s.warps, 'warp')}" for r, s in sms.items())
         said = f"{warps}: the roles of a program are one kernel, so all have the same number of warps"
         silent = ", ".join(r for r, s in sms.items() if s.warps == SMs.warps)
         other = next(s.warps for s in sms.values() if s.warps != SMs.warps)

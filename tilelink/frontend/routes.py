@@ -18,7 +18,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 import sympy
 
-from tilelink.errors import DimensionError, Site
+from tilelink.errors import DimensionError, Site, counted
 from tilelink.frontend.expressions import WORLD, Expr, begin_of, first_of, own, symbol
 from tilelink.frontend.tables import ENTRY, ROW, Table
 from tilelink.language import RouteWord
@@ -226,8 +226,8 @@ class Routing:
                 else:
                     how = by_capacity if of_operators else by_parts
                 return (
-                    f"rank {rank} has room for {room[rank]} rows{f' of {dim}' if of_programs else ''} and gets "
-                    f"{needed}; expert {expert} has the most, {rows[rank, most]}. No row was moved: give room for "
+                    f"rank {rank} has room for {counted(room[rank], 'row')}{f' of {dim}' if of_programs else ''} and "
+                    f"gets {needed}; expert {expert} has the most, {rows[rank, most]}. No row was moved: give room for "
                     f"{needed}, {how}"
                 )
         return ""
@@ -248,9 +248,9 @@ def _wrong(table: Any, world: int, experts: int) -> str:
         if not isinstance(row, Sequence) or isinstance(row, str):
             return f"counts[{e}] is {row!r}, no row of counts"
         if len(table) == experts and len(row) != world:
-            return f"counts[{e}] has {len(row)} entries"
+            return f"counts[{e}] has {counted(len(row), 'entry', 'entries')}"
         for s, n in enumerate(row):
             if not _is_count(n):
                 return f"counts[{e}][{s}] is {n!r}"
     turned = ", which is the table with sources first" if {len(row) for row in table} == {experts} else ""
-    return f"counts of {len(table)} experts{turned}"
+    return f"counts of {counted(len(table), 'expert')}{turned}"

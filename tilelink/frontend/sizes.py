@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from tilelink.errors import DimensionError, RankError, ScheduleError, Site, TileSizeError, WorldError, similar
+from tilelink.errors import DimensionError, RankError, ScheduleError, Site, TileSizeError, WorldError, counted, similar
 from tilelink.frontend.arithmetic import evaluate
 from tilelink.frontend.expressions import PER_NODE, WORLD, of_dim, parts_of
 from tilelink.frontend.integers import MAX_COUNT, check_integers
@@ -173,14 +173,14 @@ def _lengths(dim: str, given: Any, cut: bool, world: int, site: Site) -> tuple[i
     lengths = tuple(given) if isinstance(given, Sequence) else (given,)
     if any(not isinstance(n, SupportsIndex) or isinstance(n, bool) or operator.index(n) < 0 for n in lengths):
         raise DimensionError(f"{dim} is {given!r}: sizes are integers and not negative", site)
-    counted = tuple(map(operator.index, lengths))
+    numbers = tuple(map(operator.index, lengths))
     if not isinstance(given, Sequence):
-        return even_parts(counted[0], world) if cut else counted
+        return even_parts(numbers[0], world) if cut else numbers
     if not cut:
         raise DimensionError(f"{dim} is not spread over the ranks: one size, not {lengths}", site)
     if len(given) != world:
-        raise DimensionError(f"{dim}: {len(given)} parts {lengths} for {world} ranks", site)
-    return counted
+        raise DimensionError(f"{dim}: {counted(len(given), 'part')} {lengths} for {counted(world, 'rank')}", site)
+    return numbers
 
 
 def spread(program: TileProgram) -> set[str]:
@@ -246,8 +246,8 @@ def check_nodes(world: int, per_node: int | None) -> int:
         return world
     if not isinstance(per_node, int) or isinstance(per_node, bool) or per_node < 1 or world % per_node:
         raise WorldError(
-            f"per_node={per_node!r}: a world of {world} ranks has a whole number of nodes, of {per_node!r} ranks each; "
-            f"say one of {', '.join(str(n) for n in range(1, world + 1) if not world % n)}",
+            f"per_node={per_node!r}: a world of {counted(world, 'rank')} has a whole number of nodes, of {per_node!r} "
+            f"ranks each; say one of {', '.join(str(n) for n in range(1, world + 1) if not world % n)}",
             Site.of_user(),
         )
     return per_node

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import sympy
 
-from tilelink.errors import NotUnderstoodError, ScheduleError, Site, TileSizeError, similar
+from tilelink.errors import NotUnderstoodError, ScheduleError, Site, TileSizeError, counted, similar
 from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.expressions import (
     PER_NODE,
@@ -212,9 +212,10 @@ def tile_sizes(
     has loops that take the step."""
     n = len(space.dims)
     if len(resource.tile) not in (n, n + 1):
+        needed = counted(n, "size") + (", and one more for the step of its loops" if steps else "")
         raise TileSizeError(
-            f"{role} runs over the dimensions {', '.join(space.dims)}: its schedule needs a tile of {n} sizes"
-            f"{', and one more for the step of its loops' if steps else ''}; this one has {resource.tile}",
+            f"{role} runs over the dimensions {', '.join(space.dims)}: its schedule needs a tile of {needed}; this one "
+            f"has {resource.tile}",
             site,
         )
     return resource.tile[:n]

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import sympy
 
-from tilelink.errors import ScheduleError, TileSizeError
+from tilelink.errors import ScheduleError, TileSizeError, counted
 from tilelink.frontend.arithmetic import evaluate
 from tilelink.frontend.expressions import RANK, Expr, ceil_div, floor_div, larger, own, smaller, symbol
 from tilelink.frontend.integers import MAX_COUNT
@@ -147,7 +147,7 @@ def allot(program: TileProgram, sizes: Sizes, sms: int) -> dict[str, Allotment]:
                 fewer.append(f"{roles[0].launched}: {workers} of its {resource.count}, one for each tile")
     if first + bool(sharing) > sms:
         raise ScheduleError(
-            f"{program.name} asks for {first} SMs by count" + (f" ({'; '.join(fewer)})" if fewer else "")
+            f"{program.name} asks for {counted(first, 'SM')} by count" + (f" ({'; '.join(fewer)})" if fewer else "")
             + (" and at least one for the others" if sharing else "") + f"; the device has {sms}",
             program.schedule_site,
         )

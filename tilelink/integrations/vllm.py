@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tilelink.errors import ArgumentError, ShapeError, Site
+from tilelink.errors import ArgumentError, ShapeError, Site, counted
 from tilelink.ops.mixture_of_experts import mixture_of_experts
 
 REFUSED = ("quant_dtype", "weight_quant_dtype", "w1_scale", "w2_scale", "w1_bias", "w2_bias")
@@ -98,7 +98,7 @@ class Experts:
             raise ArgumentError(what, Site.of_user())
         members = self.options["group"] or _ep_group()
         if expert_map is None and len(w1) * dist.get_world_size(members) != global_num_experts:
-            what = f"{len(w1)} experts on each of {dist.get_world_size(members)} ranks"
+            what = f"{counted(len(w1), 'expert')} on each of {dist.get_world_size(members)} ranks"
             raise ShapeError(f"{what}, and {global_num_experts} experts of all", Site.of_user())
         if expert_map is not None and expert_map is not self.map:
             self.map, self.places = expert_map, places_of(expert_map, len(w1), members)

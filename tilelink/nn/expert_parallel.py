@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from tilelink.errors import ArgumentError, ShapeError, Site, listed, public, public_class
+from tilelink.errors import ArgumentError, ShapeError, Site, counted, listed, public, public_class
 from tilelink.frontend.kept import kept
 from tilelink.nn.layouts import Layouts, as_dtensor, distributed, laid_out, redistributed
 from tilelink.ops.agreement import raised_everywhere
@@ -205,7 +205,7 @@ class SpreadExperts(nn.Module):
         how = self.how
         told = {"input": how.layouts.input} | {k: v for k, v in how.options.items() if v is not None}
         experts = len(cast(DTensor, self.get_parameter(how.down)).to_local())
-        return ", ".join([f"{experts} experts of this rank", *(f"{k}={v}" for k, v in told.items())])
+        return ", ".join([f"{counted(experts, 'expert')} of this rank", *(f"{k}={v}" for k, v in told.items())])
 
 
 @kept()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from tilelink.errors import ArgumentError, ShapeError, Site, public, public_class
+from tilelink.errors import ArgumentError, ShapeError, Site, counted, public, public_class
 from tilelink.frontend.values import dtype_name
 from tilelink.ops.agreement import raised_everywhere
 from tilelink.ops.checks import check_experts, check_own_dtype, check_sizes, check_type
@@ -186,11 +186,12 @@ class MoE(nn.Module):
 
     def extra_repr(self) -> str:
         told: dict[str, Any] = {"width": self.width, "hidden": self.hidden, "experts": self.experts, "top": self.top}
-        said = ", ".join(f"{k}={v}" for k, v in told.items()) + f", {len(self.down)} experts of this rank"
+        said = ", ".join(f"{k}={v}" for k, v in told.items()) + f", {counted(len(self.down), 'expert')} of this rank"
         said += f", each shared by {self.slices} ranks" if self.slices > 1 else ""
         if self.tokens is not None:
             heap = f"{self.heap_bytes(self.tokens) / 2**10:,.0f} KiB of the symmetric heap"
-            said += f", {self.tokens} tokens a rank: room for {self.rows(self.tokens)} rows, {heap} for a call"
+            room = counted(self.rows(self.tokens), "row")
+            said += f", {counted(self.tokens, 'token')} a rank: room for {room}, {heap} for a call"
         return said
 
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from tilelink.errors import ArgumentError, ScheduleError, ShapeError, Site, function_text, listed, public
+from tilelink.errors import ArgumentError, ScheduleError, ShapeError, Site, counted, function_text, listed, public
 from tilelink.ops import experts as made_of
 from tilelink.ops.agreement import agree, agreed_machine, raise_everywhere, raised_everywhere, told_of_machine
 from tilelink.ops.checks import (
@@ -331,7 +331,7 @@ def _weights_met(topk_weights: torch.Tensor | None, routing: Routing, plan: str 
 
 def _tokens(x: torch.Tensor, routing: Routing) -> torch.Tensor:
     if x.dim() != 2 or len(x) != routing.mine:
-        _refuse(f"x has shape {tuple(x.shape)}; the routing is of {routing.mine} tokens", x, routing)
+        _refuse(f"x has shape {tuple(x.shape)}; the routing is of {counted(routing.mine, 'token')}", x, routing)
     return routing.tokens(x)
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import pad
 
-from tilelink.errors import ArgumentError, ShapeError, Site, public
+from tilelink.errors import ArgumentError, ShapeError, Site, counted, public
 from tilelink.ops.agreement import raised_everywhere
 from tilelink.ops.checks import check_devices, check_integers, check_part, check_sizes
 from tilelink.ops.collectives import Members, name_of_group, world_of
@@ -192,7 +192,8 @@ def _check(
         check_devices(topk_idx, {"places": places}, "topk_idx")
         _check_last(places, experts, slices, world)
     if tokens is not None and tokens < len(topk_idx):
-        raise ArgumentError(f"tokens={tokens} is less than the {len(topk_idx)} tokens of this rank", Site.of_user())
+        own = counted(len(topk_idx), "token")
+        raise ArgumentError(f"tokens={tokens} is less than the {own} of this rank", Site.of_user())
 
 
 def _check_last(places: torch.Tensor, experts: int, slices: int, world: int) -> None:
@@ -217,8 +218,8 @@ def check_slices(experts: int, slices: int, world: int) -> None:
         raise ArgumentError(f"slices={slices}; it must divide the number of ranks, {world}", Site.of_user())
     if experts < 1 or experts % (world // slices):
         parts = _parts(slices, world)
-        raise ArgumentError(f"{experts} experts; there must be as many on each of {parts}", Site.of_user())
+        raise ArgumentError(f"{counted(experts, 'expert')}; there must be as many on each of {parts}", Site.of_user())
 
 
 def _parts(slices: int, world: int) -> str:
-    return f"{world} ranks" if slices == 1 else f"{world // slices} parts of the ranks, {slices} in each"
+    return counted(world, "rank") if slices == 1 else f"{world // slices} parts of the ranks, {slices} in each"

@@ -11,7 +11,7 @@ from typing import Any
 from tilelink.analysis.machine import machine as described
 from tilelink.analysis.simulate import Prediction
 from tilelink.analysis.simulate.verdict import times_as_fast
-from tilelink.errors import ArgumentError, MachineError, Site, TileLinkError, listed, public
+from tilelink.errors import ArgumentError, MachineError, Site, TileLinkError, counted, listed, public
 from tilelink.frontend.kept import kept
 from tilelink.frontend.values import dtype_name
 from tilelink.plans.forms import Form, Forms, Question
@@ -106,7 +106,8 @@ def _choose(
 ) -> Choice:
     found, shape = described(machine), {"M": M, "N": N, "K": K}
     if world > found.ranks:
-        raise MachineError(f"a world of {world} on {found.name}, which has {found.ranks} GPUs", Site.of_user())
+        there = counted(found.ranks, "GPU")
+        raise MachineError(f"a world of {world} on {found.name}, which has {there}", Site.of_user())
     if world <= found.ranks_per_node < found.ranks:
         within = f"a world of {world} lies within a node of {found.name}, whose collectives are described between nodes"
         raise MachineError(f"{within}: ask for a machine of one node", Site.of_user())

@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tilelink.errors import ConfigError, Site, shown
+from tilelink.errors import ConfigError, Site, counted, shown
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 LATENT, ALONE = "deepseek_v3", "experts"
@@ -129,7 +129,7 @@ class Model:
         head = self.number("head_dim", width // heads)
         mine = self._cut("num_attention_heads", heads, tp)
         if kv % tp and tp % kv:
-            raise self.error("num_key_value_heads", f"{kv} heads of K and V can't be shared by {tp} ranks")
+            raise self.error("num_key_value_heads", f"{counted(kv, 'head')} of K and V can't be shared by {tp} ranks")
         of_kv = max(1, kv // tp) * head
         made = [
             Layer("qkv", (mine * head, of_kv, of_kv), width, True),

@@ -30,7 +30,8 @@ def mismatch(what: str, calls: Mapping[int, Mapping[str, Any]]) -> str | None:
                     both = [k for k in mine if k in theirs and mine[k] != theirs[k]]
                     mine, theirs = ({k: d[k] for k in both} or d for d in (mine, theirs))
                 said = _lengths(rank, mine, first, theirs) if name == "sizes" else None
-                said = said or f"rank {rank} has {name} {mine}, rank {first} {theirs}"
+                given = name if name == TOKENS else f"{name} "
+                said = said or f"rank {rank} has {given}{mine}, rank {first} {theirs}"
                 return f"{what}: {said}; {ADVICE.get(name, ALIKE)}"
     return None
 

@@ -12,7 +12,7 @@ import torch
 
 from tilelink.backend.facts import DESCRIBED_BYTES, DESCRIBED_DIMS, Lying
 from tilelink.emulator.memory import overlap
-from tilelink.errors import ArgumentError, DeviceError, DtypeError, ShapeError, Site, StrideError, similar
+from tilelink.errors import ArgumentError, DeviceError, DtypeError, ShapeError, Site, StrideError, counted, similar
 from tilelink.frontend.ir import RANKS_DIM
 from tilelink.frontend.routes import Integers
 from tilelink.frontend.values import dtype_name
@@ -192,7 +192,7 @@ class _Sizes:
             d = word.dims[k]
             if d == RANKS_DIM:
                 if size != self.world:
-                    has = f"{name} has {size} entries along dimension {k}"
+                    has = f"{name} has {counted(size, 'entry', 'entries')} along dimension {k}"
                     raise ShapeError(f"{has}: it has one a rank, {self.world}", self.site)
                 continue
             if d not in found:

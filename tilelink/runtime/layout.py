@@ -12,7 +12,7 @@ import torch
 
 from tilelink.analysis.placement import ALIGNMENT, Placement, aligned, placed
 from tilelink.backend.targets import CPU, Target, portable
-from tilelink.errors import HeapError, Site
+from tilelink.errors import HeapError, Site, counted
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.sizes import Sizes
 
@@ -53,8 +53,8 @@ class HeapLayout:
         least = self.control_bytes + self.slots * (self.signal_bytes + ALIGNMENT)
         if self.heap_bytes < least:
             raise HeapError(
-                f"a heap of {self.heap_bytes} bytes is too small: {self.slots} slots with {self.signal_bytes} bytes of "
-                f"signals each leave nothing for data; at least {least}",
+                f"a heap of {self.heap_bytes} bytes is too small for {counted(self.slots, 'slot')} with "
+                f"{self.signal_bytes} bytes of signals each, and data; at least {least}",
                 Site.of_user(),
             )
 
@@ -87,9 +87,10 @@ def place(program: TileProgram, sizes: Sizes, heap: HeapLayout, target: Target =
         names = ", ".join(n for n, _ in placement.data)
         slot = at + max(signals_end, heap.signal_bytes) + ALIGNMENT
         raise HeapError(
-            f"the symmetric heap is too small for {program.name} at {dict(sizes.dims)} on {sizes.world} ranks: a slot "
-            f"needs {at} bytes for {names} and {signals_end} for signals; it has {heap.data_bytes} and "
-            f"{heap.signal_bytes}. Make the world with heap_bytes={heap.control_bytes + heap.slots * slot}"
+            f"the symmetric heap is too small for {program.name} at {dict(sizes.dims)} on "
+            f"{counted(sizes.world, 'rank')}: a slot needs {at} bytes for {names} and {signals_end} for signals; it "
+            f"has {heap.data_bytes} and {heap.signal_bytes}. Make the world with "
+            f"heap_bytes={heap.control_bytes + heap.slots * slot}"
             + (f" and signal_bytes={signals_end}" if signals_end > heap.signal_bytes else "")
             + "; for operators, tilelink.ops.lane(group, heap_bytes=...) before the first call",
             Site.of_user(),

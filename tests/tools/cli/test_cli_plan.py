@@ -99,7 +99,7 @@ def test_keys(run: Run, config: Path, one_core: None, monkeypatch: pytest.Monkey
 def test_people_are_told_the_same(run: Run, config: Path, one_core: None) -> None:
     code, out, err = run.text("plan", str(config), "--machine", "h800", "--tp", "2", "--tokens", "1")
     _, found = run("plan", str(config), "--machine", "h800", "--tp", "2", "--tokens", "1")
-    assert code == 0 and "predicted, not measured" in out and "[2/2] " in err
+    assert code == 0 and "predicted, not measured" in out and "[2/2] " in err and err.count(", 1 token: ") == 2
     assert f"off by {FUSED} ({FUSED.source}), unfused ones by {UNFUSED}" in out
     for row in found["rows"]:
         (line,) = (text for text in out.splitlines() if text.startswith(f"{row['layer']} "))

@@ -88,7 +88,7 @@ def test_a_deadlock_says_who_waits_for_what() -> None:
 def test_waiters_that_take_all_the_room() -> None:
     assert not explore(Oracle(gathering(), resident=3), range(3)).findings
     (found,) = explore(Oracle(gathering(), resident=2), range(3)).findings
-    assert found.kind == "deadlock" and "rank 0: 1 workers never started, no more may be resident" in found.what
+    assert found.kind == "deadlock" and "rank 0: 1 worker never started, no more may be resident" in found.what
     assert found.remedy.startswith("launch on 2 SMs")
 
 

@@ -21,6 +21,7 @@ from tilelink.errors import (
     TileLinkError,
     TileSizeError,
     ViewError,
+    counted,
 )
 from tilelink.frontend import ir
 from tilelink.frontend.arithmetic import to_text
@@ -101,7 +102,7 @@ class Elaborator(Calls):
             several = [Block(value.node)] * len(names) if isinstance(value, Block) else []  # of a Triton function
             values = list(value) if isinstance(value, tuple) else several
         if len(values) != len(names):
-            self.fail(NotUnderstoodError, s, f"{len(names)} names for {ast.unparse(s.value)}")
+            self.fail(NotUnderstoodError, s, f"{counted(len(names), 'name')} for {ast.unparse(s.value)}")
         self.bind(s, names, values, value)
 
     def on_AnnAssign(self, s: ast.AnnAssign) -> None:

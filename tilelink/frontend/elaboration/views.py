@@ -15,6 +15,7 @@ from tilelink.errors import (
     TileSizeError,
     UnguardedReadError,
     ViewError,
+    counted,
 )
 from tilelink.frontend import ir
 from tilelink.frontend.arithmetic import to_text
@@ -167,7 +168,8 @@ class Views(Source):
         places = [k for k, i in enumerate(index) if isinstance(i, ir.Range)]
         given = self.entries(entries, tensor)
         if len(given) > len(places):
-            self.fail(DimensionError, node, f"{view} has {len(places)} dimensions; {len(given)} indices given")
+            self.fail(DimensionError, node, f"{view} has {counted(len(places), 'dimension')}; {len(given)} indices "
+                      "given")
         for k, v in zip(places, given, strict=False):
             old = index[k]
             v = self.said_part(node, tensor, k, v) if isinstance(v, Part) else v

@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from tilelink.errors import DimensionError, ScheduleError, SignalCountError, Site, WaitWithoutNotifyError, listed
+from tilelink.errors import (
+    DimensionError,
+    ScheduleError,
+    SignalCountError,
+    Site,
+    WaitWithoutNotifyError,
+    counted,
+    listed,
+)
 from tilelink.frontend import ir
 from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.cells import WAITER, Equations, of_cell, piece_place, place_equations
@@ -102,7 +110,8 @@ def _grid(
     """The grid that the tiles and the waits allow, or the grid that the schedule asks for."""
     wanted, site = schedule.cells.get(tensor.name), schedule.site
     if wanted is not None and len(wanted) != len(tensor.dims):
-        raise DimensionError(f"cells of {tensor.name}: {len(tensor.dims)} sizes needed, {len(wanted)} given", site)
+        needed = counted(len(tensor.dims), "size")
+        raise DimensionError(f"cells of {tensor.name}: {needed} needed, {len(wanted)} given", site)
     cells = []
     for k, dim in enumerate(tensor.dims):
         if dim == ir.RANKS_DIM:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tilelink.analysis.check import idle
 from tilelink.analysis.check.refusals import KINDS
-from tilelink.errors import ArgumentError, TileLinkError
+from tilelink.errors import ArgumentError, TileLinkError, counted
 from tilelink.tools.cli.command import Answer, Command, Flag, now_and_then
 from tilelink.tools.cli.program import Question, nodes_flag, program_flags
 
@@ -34,7 +34,8 @@ def run(args: argparse.Namespace) -> Answer:
     notes: list[str] = []
 
     def said(e: Exploration) -> str:
-        return f"{e.schedules_run} of {len(seeds)} schedules, {e.distinct} distinct, {len(e.found)} findings"
+        found = counted(len(e.found), "finding")
+        return f"{e.schedules_run} of {counted(len(seeds), 'schedule')}, {e.distinct} distinct, {found}"
 
     try:
         if args.backend == "oracle":

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from tilelink.analysis.machine import NCCL_SMS, Machine, machine
 from tilelink.analysis.simulate import FUSED, JUDGED, UNFUSED
 from tilelink.analysis.simulate.prediction import rounded
-from tilelink.errors import ConfigError, TileLinkError, similar
+from tilelink.errors import ConfigError, TileLinkError, counted, similar
 from tilelink.plans import MARGIN, Choice, choose
 from tilelink.plans.experts import choose_experts, experts_bound_us
 from tilelink.plans.model import Experts, Layer, Model, WholeLayer, known_models, model
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> Answer:
     described, configured = machine(args.machine), _model(args.config)
     tp = described.ranks if args.tp is None else args.tp
     if not 1 <= tp <= described.ranks:
-        raise UsageError(f"--tp {tp}: {args.machine} has {described.ranks} GPUs")
+        raise UsageError(f"--tp {tp}: {args.machine} has {counted(described.ranks, 'GPU')}")
     if args.ep < 1 or tp % args.ep:
         raise UsageError(f"--ep {args.ep}: experts are spread over groups of ranks, so it must divide {tp}")
     described.leaving(args.reserved).matmul_rate(configured.dtype)  # raises if it has no such rate
@@ -112,7 +112,8 @@ def _rows(jobs: Sequence[Job]) -> list[Row]:
         if isinstance(found, TileLinkError):
             raise found
         rows[longest[k]] = found
-        print(f"[{done}/{len(jobs)}] {_called(found)} tokens: {found['choice']}", file=sys.stderr, flush=True)
+        called = f"{found['layer']}, {found['op']}, {counted(found['tokens'], 'token')}"
+        print(f"[{done}/{len(jobs)}] {called}: {found['choice']}", file=sys.stderr, flush=True)
     return [rows[k] for k in sorted(rows)]
 
 
@@ -171,7 +172,7 @@ def _text(machine: Machine, model: Model, tp: int, ep: int | None, rows: list[Ro
         ]
         for r in rows
     ]  # fmt: skip
-    said = [f"{model.name}, {model.dtype}, {tp} ranks, {machine.title}: predicted, not measured"]
+    said = [f"{model.name}, {model.dtype}, {counted(tp, 'rank')}, {machine.title}: predicted, not measured"]
     if model.other_dtype:
         said += [f"the file says {model.other_dtype} weights, which are not predicted: {model.dtype} is assumed"]
     if machine.reserved:
@@ -189,7 +190,7 @@ def _text(machine: Machine, model: Model, tp: int, ep: int | None, rows: list[Ro
         said += [f"No published row has fewer than {JUDGED} tokens: below that, nothing supports the intervals."]
     said += [
         "Without sequence parallelism, take the rows of linear_all_reduce; other layers need no collective. With it,",
-        f"take the rows of all_gather_linear and linear_reduce_scatter; it needs {tp} tokens or more.",
+        f"take the rows of all_gather_linear and linear_reduce_scatter; it needs {counted(tp, 'token')} or more.",
     ]
     if ep is not None:
         cut = f"{tp // ep} ranks share each expert, a slice of it each" if ep < tp else "each expert is on one rank"

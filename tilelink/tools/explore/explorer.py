@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from tilelink.analysis.check.findings import Finding
-from tilelink.errors import listed
+from tilelink.errors import counted, listed
 from tilelink.tools.explore.findings import Found
 from tilelink.tools.explore.trial import FIRST, POLICIES, Outcome, Subject, Trial, differences, unwritten
 
@@ -51,14 +51,13 @@ class Exploration:
             self.times[key] = self.times.get(key, 0) + 1
 
     def __str__(self) -> str:
-        runs = f"{self.schedules_run} schedules, {self.distinct} of them distinct ({self.policy})"
+        runs = f"{counted(self.schedules_run, 'schedule')}, {self.distinct} of them distinct ({self.policy})"
         if not self.found:
             return f"no finding in {runs}\n"
         times = [self.times.get((f.kind, f.lines), 0) for f in self.findings]
-        seen = [f"\n    in {n} of {self.schedules_run} schedules" if n else "" for n in times]
+        seen = [f"\n    in {n} of {counted(self.schedules_run, 'schedule')}" if n else "" for n in times]
         texts = [f"{finding}{often}" for finding, often in zip(self.found, seen, strict=True)]
-        found = "1 finding" if len(texts) == 1 else f"{len(texts)} findings"
-        return "\n".join([f"{found} in {runs}", "", *texts]) + "\n"
+        return "\n".join([f"{counted(len(texts), 'finding')} in {runs}", "", *texts]) + "\n"
 
 
 def explore(

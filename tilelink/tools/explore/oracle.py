@@ -18,7 +18,7 @@ from tilelink.analysis.events import NOTIFY, READ, WAIT, Events
 from tilelink.analysis.unroll import BUDGET, DEFAULT_SMS, estimated, unroll
 from tilelink.emulator.errors import Entry, folded
 from tilelink.emulator.policies import Policy, made
-from tilelink.errors import BudgetError, Site
+from tilelink.errors import BudgetError, Site, counted
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import Sizes
@@ -270,14 +270,15 @@ class _Run:
         stuck = sorted(s.steps[s.at] for states in self.waiting.values() for s in states)
         told = folded(map(self.entry, stuck), SHOWN)
         for rank, queue in self.outside.items():
-            told += [f"rank {rank}: {len(queue)} workers never started, no more may be resident"] if queue else []
+            waiting = counted(len(queue), "worker")
+            told += [f"rank {rank}: {waiting} never started, no more may be resident"] if queue else []
         self.find("deadlock", "\n    ".join(["nobody can go on:", *told]), *stuck)
 
     def entry(self, k: int) -> Entry:
         """A worker that stands before a wait for ever, as an entry of the report."""
         events = self.events
         role, site = events.program.roles[events.role[k]].name, int(events.site[k])
-        text = f"{events.describe(k)}, given {self.given[self.oracle.signal[k]]} times"
+        text = f"{events.describe(k)}, given {counted(self.given[self.oracle.signal[k]], 'time')}"
         return Entry(int(events.rank[k]), (role, site), f"worker of {role}", text)
 
     def results(self) -> tuple[Result, ...]:
