@@ -20,7 +20,7 @@ from tests.frontend.wrong import (
     pair,
     tile,
 )
-from tilelink.errors import DimensionError, NotUnderstoodError, UndefinedNameError, ViewError
+from tilelink.errors import DimensionError, HomeError, NotUnderstoodError, UndefinedNameError, ViewError
 
 BLOCK = "a = tl.zeros((16, 16), tl.float32)"
 
@@ -29,6 +29,12 @@ NAMES = [
         "name", UndefinedNameError, "out[t].store(y)  # <-", "y is not defined here", "role knows inbox, out, weight, x"
     ),
     tile("function of tl", UndefinedNameError, "a = tl.zeross((16, 16))  # <-", "tl has no zeross"),
+    tile(
+        "home of a tile without one",
+        HomeError,
+        "a = t.home  # <-",
+        "this tile has no home: no tensor of the program is cut over the ranks along M or N; declare one tk.Sharded(",
+    ),
     tile("axis of the tile", UndefinedNameError, "a = t.reader  # <-", "no reader; it has rows, cols, shape"),
     tile(
         "block of a branch",

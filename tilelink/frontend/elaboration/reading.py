@@ -296,7 +296,11 @@ class Expressions(Views):
         if self.order.parts is None and node.attr.rpartition("_")[2] == "home":
             self.fail(HomeError, node, f"no tile has a {node.attr} where order={self.order}: it may have rows of "
                       "several ranks; give the role an order of ranks, such as tk.own_rank_first")
-        known = ["rows", "cols", "shape", *(r.dim for r in ranges), *tile.axes]
+        dims = [r.dim for r in ranges]
+        if node.attr == "home":
+            self.fail(HomeError, node, f"this tile has no home: no tensor of the program is cut over the ranks along "
+                      f"{' or '.join(dims)}; declare one tk.Sharded(...), or make a buffer, tk.sharded(...)")
+        known = ["rows", "cols", "shape", *dims, *tile.axes]
         self.fail(UndefinedNameError, node, f"this tile has no {node.attr}; it has {listed(known, node.attr)}")
 
     def one_meaning(self, node: ast.Attribute, found: list[Any]) -> Any:
