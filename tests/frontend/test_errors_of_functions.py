@@ -1,4 +1,5 @@
-"""A user's functions with @triton.jit that Triton does not compile, or that multiply: errors at the call."""
+"""A user's functions with @triton.jit that Triton does not compile, that multiply, or that ask for their worker: errors
+at the call."""
 
 from __future__ import annotations
 
@@ -109,6 +110,16 @@ def skipping(a, n: tl.constexpr):
 
 
 @triton.jit
+def of_worker(a):
+    return a + tl.program_id(0)
+
+
+@triton.jit
+def of_two_workers(a):
+    return of_worker(a) + of_worker(a)
+
+
+@triton.jit
 def by_lambda(a):
     return (lambda x: x + 1)(a)
 
@@ -159,6 +170,12 @@ WRONG = [
     calling(
         "continue", "a = skipping(tl.zeros((16, 16), tl.float32), 2)  # <-",
         "skipping has a continue (", "which Triton does not compile: put the rest of the loop's body below an `if`",
+    ),
+    calling(
+        "number of the worker",
+        "a = of_two_workers(tl.zeros((16, 16), tl.float32))  # <-",
+        "of_worker calls tl.program_id (", "user.py:", "depends on the workers of the schedule, and a tile is the same "
+        "whichever computes it; take the tile's ranges, such as t.rows.start, as an argument",
     ),
     calling("lambda", "a = by_lambda(tl.zeros((16, 16), tl.float32))  # <-", "has a lambda (", "write a function"),
 ]

@@ -22,6 +22,7 @@ from tilelink.errors import (
 )
 from tilelink.frontend import ir
 from tilelink.frontend.arithmetic import to_text
+from tilelink.frontend.elaboration.functions import OF_WORKERS
 from tilelink.frontend.elaboration.source import parsed
 from tilelink.frontend.elaboration.triton_calls import TritonCalls
 from tilelink.frontend.expressions import RANK, WORLD, Expr, larger, node_of, place_of, rank_at, smaller
@@ -80,8 +81,7 @@ class Calls(TritonCalls):
                 self.fail(ViewError, node, f"tl.{name} touches memory outside of views, so nobody can tell what it "
                           "reads or writes; use view.load(), view.store(), tk.copy, tk.notify, tk.wait")
             if name in ("program_id", "num_programs"):
-                self.fail(NotUnderstoodError, node, f"tl.{name} depends on the workers of the schedule, and a tile is "
-                          "the same whichever computes it; take the tile's ranges, such as t.rows.start")
+                self.fail(NotUnderstoodError, node, f"tl.{name} {OF_WORKERS}")
             return self.triton_call(node, name, self.triton_name(node, called), None)
         return self.python_call(node, called)
 

@@ -1,5 +1,5 @@
-"""What a user's function with @triton.jit may not do: what Triton does not compile, although CPU ranks run it, and
-tl.dot, which has to stand in a tile function."""
+"""What a user's function with @triton.jit may not do: what Triton does not compile, although CPU ranks run it; tl.dot,
+which has to stand in a tile function; and tl.program_id."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ _NOT_COMPILED: dict[type[ast.AST], tuple[str, str]] = {
     ast.Raise: ("a raise", "a kernel raises nothing"),
 }
 """What Triton's compiler has no translation for, and what to write."""
+OF_WORKERS = ("depends on the workers of the schedule, and a tile is the same whichever computes it; take the tile's "
+              "ranges, such as t.rows.start")
+"""Why tl.program_id and tl.num_programs are refused, and what to do."""
 _OF_TYPES = ("dtype", "shape", "type", "numel")
 """Attributes of a block that Triton knows when it compiles."""
 
@@ -32,7 +35,7 @@ def problem_of(called: triton.runtime.JITFunction, given: Mapping[str, Any]) -> 
     """Why a function can't be called; None if nothing is known against it. `given`: its arguments by the names of its
     parameters."""
     callees = [*_with_callees(called)]
-    found = (p for problems in (_of_products, _of_globals) for f in callees for p in problems(f))
+    found = (p for problems in (_of_products, _of_workers, _of_globals) for f in callees for p in problems(f))
     data = {n for n, v in given.items() if _varies(v)}
     return next(found, None) or _early_return(called, data) or _untranslated(called, data)
 
@@ -79,12 +82,23 @@ def _always(node: ast.AST) -> Iterator[ast.AST]:
 def _of_products(f: triton.runtime.JITFunction) -> Iterator[str]:
     """A text for each product of a function. What multiplies decides which loops are pipelined, how their blocks are
     loaded, and what a prediction counts."""
+    for call in _calls_of(f, tl.dot, tl.dot_scaled):
+        yield (f"{call}, where predictions do not count it and no loop is pipelined for it: write {f.fn.__name__} with "
+               "@tk.tile in place of @triton.jit")
+
+
+def _of_workers(f: triton.runtime.JITFunction) -> Iterator[str]:
+    """A text for each place where a function asks which worker calls it."""
+    for call in _calls_of(f, tl.program_id, tl.num_programs):
+        yield f"{call}, which {OF_WORKERS}, as an argument"
+
+
+def _calls_of(f: triton.runtime.JITFunction, *called: Any) -> Iterator[str]:
+    """A text for each call of one of these functions of Triton."""
     scope = {**f.fn.__globals__, **inspect.getclosurevars(f.fn).nonlocals}
     for call in (n for n in _everything(_definition(f)) if isinstance(n, ast.Call)):
-        if _meant(call.func, scope) in (tl.dot, tl.dot_scaled):
-            name = f.fn.__name__
-            yield (f"{name} calls {ast.unparse(call.func)} ({_line(f, call)}), where predictions do not count it and "
-                   f"no loop is pipelined for it: write {name} with @tk.tile in place of @triton.jit")
+        if _meant(call.func, scope) in called:
+            yield f"{f.fn.__name__} calls {ast.unparse(call.func)} ({_line(f, call)})"
 
 
 def _meant(node: ast.expr, scope: Mapping[str, Any]) -> Any:
