@@ -231,6 +231,13 @@ def test_signals_for_nobody_are_noted() -> None:
     report = unsafe.part_of_the_output.check(tk.Schedule(gather=HOME, use_own=TWO), world=2, sms=8, M=40, K=32)
     (note,) = report.notes
     assert note.startswith("nobody waits for 8 notifications of 8 signals of full;")
+    assert "for full[M[0:16], K[0:16]], rank 0 waits and rank 1 does not, which is right if rank 1" in note
+
+
+def test_signals_that_no_rank_hears_are_noted_without_an_excuse() -> None:
+    report = unsafe.half_unheard.check(tk.Schedule(gather=HOME, use_first=TWO), world=2, sms=8, M=40, K=32)
+    (note,) = report.notes
+    assert note.startswith("nobody waits for 8 notifications of 8 signals of full;") and "Other ranks" not in note
 
 
 def test_all_that_is_refused_is_reported_and_the_first_is_raised() -> None:

@@ -103,10 +103,26 @@ def unheard(sync: Synchronisation) -> list[str]:
         count, signals = len(of_tensor), len(np.unique(sync.signal[of_tensor]))
         notes.append(
             f"nobody waits for {count} notifications of {signals} signals of {tensor}; the run drains them "
-            f"({site.quoted}). If a wait is missing: a view without .at(...) is on the rank that executes the "
-            "tile, and at= of the schedule selects that rank"
+            f"({site.quoted}). {_heard_elsewhere(sync, of_tensor)}If a wait is missing: a view without .at(...) is on "
+            "the rank that executes the tile, and at= of the schedule selects that rank"
         )
     return notes
+
+
+def _heard_elsewhere(sync: Synchronisation, silent: np.ndarray) -> str:
+    """What to say of signals of a tensor that nobody waits for, if other ranks wait for all of these regions in their
+    own memory. `silent`: the notifications."""
+    events, told = sync.events, sync.at[silent]
+    waits = sync.at[~sync.notifies & (events.tensor[sync.at] == events.tensor[told[0]])]
+    if events.touched(told[0]).sharded is not None or not np.isin(events.cell[told], events.cell[waits]).all():
+        return ""
+    k = told[0]
+    other = events.home[waits[events.cell[waits] == events.cell[k]][0]]
+    name, home = events.touched(k).name, events.home[k]
+    return (
+        f"Other ranks wait for the same regions of their {name}: for {events.box(k)}, rank {other} waits and rank "
+        f"{home} does not, which is right if rank {home} does not need it. "
+    )
 
 
 # ---- deadlocks
