@@ -3,6 +3,15 @@
 `operator = "linear_reduce_scatter"` in a file names the operator of `tilelink.ops`, or its backward, that the program
 computes: its schedules are plans of this operator. A second program of the same operator has a name for plans, such as
 `plan = "ring"`. If a program has other dimensions, `sizes` converts K, and `given` converts a matrix (..., K).
+
+The declarations of a program give the shapes of its tensors, in elements. What is multiplied has one dtype: float32,
+float16 or bfloat16. Biases and results of sums may have another of these, a copy keeps the dtype, and sums are made in
+float32. A result that the call allocates has the dtype of the first tensor. Rows are numbered by int32 or int64.
+
+A call raises ArgumentError if a tensor is missing or requires a gradient, ShapeError, StrideError or DeviceError for a
+tensor that does not fit, DtypeError for a dtype that a program does not take, and ScheduleError or TileSizeError for
+its schedule: all before anything is launched. A program with a route raises CapacityError after the run, for rows
+without room.
 """
 
 from __future__ import annotations

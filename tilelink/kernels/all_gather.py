@@ -11,7 +11,8 @@ def gather(t, x, out):
 
 @tk.program
 def all_gather(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
-    """out = the rows of x of all ranks, on every rank."""
+    """out = the rows of x of all ranks, on every rank. Both have one dtype, any of TileLink's. Raises ArgumentError,
+    DtypeError and others: see `tilelink.kernels`."""
     gather[tk.tiles(x, reader=tk.ranks)](x, out)
 
 

@@ -32,7 +32,8 @@ def all_gather_matmul(
     gathered: tk.Local("M", "K") = None,
 ):
     """out = epilogue(all_gather(x) @ weight + bias) on every rank, for one weight or each weight of a list.
-    gathered: optional, all_gather(x)."""
+    gathered: optional, all_gather(x), in its dtype. x and weight have one dtype, float32, float16 or bfloat16. Raises
+    ArgumentError, DtypeError and others: see `tilelink.kernels`."""
     full = tk.local("M", "K")  # every rank's copy of all rows
     gather[tk.tiles(x, reader=tk.ranks)](x, full)
     for w, o, b in tk.each(weight, out, bias):

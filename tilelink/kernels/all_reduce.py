@@ -7,7 +7,8 @@ from tilelink.kernels.reduce_scatter import fetch
 
 @tk.program
 def all_reduce(x: tk.Local("M", "N"), out: tk.Local("M", "N")):
-    """out = the sum of x over ranks, in rank order, on every rank."""
+    """out = the sum of x over ranks, in rank order and in float32, on every rank. Both have one dtype: float32, float16
+    or bfloat16. Raises ArgumentError, DtypeError and others: see `tilelink.kernels`."""
     inbox = tk.sharded(tk.ranks, "M", "N", axis=1)  # spreads M: each rank adds up the rows of its part
     summed = tk.local("M", "N")
     fetch[tk.tiles(inbox, source=tk.ranks)](x, inbox)

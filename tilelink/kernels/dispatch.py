@@ -19,7 +19,8 @@ def dispatch(
     out: tk.Sharded("routed", "K"),
 ):
     """out = the rows routed to the experts of this rank, by expert and source. x: the tokens of this rank.
-    order[row]: the token of a row that this rank sends; these rows are in the order of all experts."""
+    order[row]: the token of a row that this rank sends; these rows are in the order of all experts.
+    x and out have one dtype, any of TileLink's. Raises ArgumentError, DtypeError and others: see `tilelink.kernels`."""
     dispatch_rows[tk.tiles(route, x.cols)](x, order, out)
 
 

@@ -35,7 +35,9 @@ def dispatch_matmul(
 ):
     """out = the rows routed to the experts of this rank, by expert and source, each times the weight of its expert.
     x: the tokens of this rank. order[row]: the token of a row that this rank sends; these rows are in the order of all
-    experts. order and out may be longer than the rows. gathered: optional, the rows themselves."""
+    experts. order and out may be longer than the rows. gathered: optional, the rows themselves, in the dtype of x. x
+    and weight have one dtype, float32, float16 or bfloat16. Raises ArgumentError, DtypeError, CapacityError and others:
+    see `tilelink.kernels`."""
     rows = tk.sharded("routed", "K")
     dispatch[tk.tiles(route, x.cols)](x, order, rows)
     matmul[tk.tiles(route.experts, out.cols)](rows, weight, out, gathered)

@@ -19,7 +19,8 @@ def matmul(
     out: tk.Local("M", "N"),
     bias: tk.Local("N") = None,
 ):
-    """out = x @ weight + bias on every rank."""
+    """out = x @ weight + bias on every rank. x and weight have one dtype, float32, float16 or bfloat16.
+    Raises ArgumentError, DtypeError and others: see `tilelink.kernels`."""
     multiply[tk.tiles(out)](x, weight, out, bias)
 
 

@@ -32,7 +32,9 @@ def matmul_all_reduce(
     bias: tk.Local("N") = None,
     epilogue: tk.Function = None,
 ):
-    """out = epilogue(sum over ranks of x @ weight + bias) on every rank."""
+    """out = epilogue(sum over ranks of x @ weight + bias) on every rank.
+    x and weight have one dtype, float32, float16 or bfloat16. Raises ArgumentError, DtypeError and others: see
+    `tilelink.kernels`."""
     partial = tk.local("M", "N", dtype=out)
     inbox = tk.sharded(tk.ranks, "M", "N", axis=1, dtype=out)  # spreads M: each rank adds up the rows of its part
     summed = tk.local("M", "N", dtype=out)

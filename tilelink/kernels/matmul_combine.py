@@ -46,7 +46,9 @@ def matmul_combine(
 
     The sum is made in float32, in the order of the token's choices. weights: 1 if left out. rows: the rows routed to
     the experts of this rank, by expert and source, then padding. place[token, choice]: the number of the row among the
-    rows that this rank sent, in the order of all experts, or -1. kept: optional, these rows as they came back."""
+    rows that this rank sent, in the order of all experts, or -1. kept: optional, these rows as they came back.
+    rows and weight have one dtype, float32, float16 or bfloat16. Raises ArgumentError, DtypeError, CapacityError and
+    others: see `tilelink.kernels`."""
     made, back = tk.sharded("routed", "N"), tk.sharded("sent", "N")
     matmul[tk.tiles(route.experts, made.cols)](rows, weight, made)
     combine[tk.tiles(route, made.cols)](made, back)

@@ -38,7 +38,9 @@ def matmul_reduce_scatter(
     bias: tk.Local("N") = None,
     epilogue: tk.Function = None,
 ):
-    """out = the rows of this rank of epilogue(sum over ranks of x @ weight + bias)."""
+    """out = the rows of this rank of epilogue(sum over ranks of x @ weight + bias).
+    x and weight have one dtype, float32, float16 or bfloat16. Raises ArgumentError, DtypeError and others: see
+    `tilelink.kernels`."""
     partial = tk.local("M", "N", dtype=out)
     inbox = tk.sharded(tk.ranks, "M", "N", axis=1, dtype=out)  # one place for every source
     matmul[tk.tiles(partial)](x, weight, partial)

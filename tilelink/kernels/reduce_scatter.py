@@ -12,7 +12,8 @@ def fetch(t, x, inbox):
 
 @tk.program
 def reduce_scatter(x: tk.Local("M", "N"), out: tk.Sharded("M", "N")):
-    """out = the rows of this rank of the sum of x over ranks, in rank order."""
+    """out = the rows of this rank of the sum of x over ranks, in rank order and in float32. x and out are float32,
+    float16 or bfloat16. Raises ArgumentError, DtypeError and others: see `tilelink.kernels`."""
     inbox = tk.sharded(tk.ranks, "M", "N", axis=1)
     fetch[tk.tiles(out, source=tk.ranks)](x, inbox)
     reduce[tk.tiles(out)](inbox, out)

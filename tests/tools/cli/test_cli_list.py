@@ -22,7 +22,9 @@ def test_list(run: Run) -> None:
         {"name": "gathered", "kind": "output", "dims": ["M", "K"], "sharded": None, "optional": True, "each": False},
     ]
     assert found["functions"] == ["epilogue"]
-    assert found["summary"].endswith("each weight of a list. gathered: optional, all_gather(x).")
+    told = found["summary"].partition("each weight of a list. ")[2]
+    assert told.startswith("gathered: optional, all_gather(x), in its dtype. x and weight have one dtype, float32,")
+    assert told.endswith("Raises ArgumentError, DtypeError and others: see `tilelink.kernels`.")
 
 
 def test_list_for_people(run: Run) -> None:
