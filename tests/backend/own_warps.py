@@ -28,6 +28,7 @@ from tests.verification.mutants.tools import Edit
 from tilelink.backend.gluon import takes
 from tilelink.backend.gluon.module import CARRY, RING_MODULE, TCGEN05, WGMMA
 from tilelink.backend.lower import Lowered
+from tilelink.backend.pipelining import ROOM
 
 ITEM = 2
 """Bytes of an element of bfloat16; numbers here are whole, and exact in any type."""
@@ -47,16 +48,20 @@ class Ended(Exception):
 
 @dataclass
 class Barrier:
-    """An mbarrier at which one arrives a phase."""
+    """An mbarrier at which `count` arrive a phase."""
 
+    count: int = 1
     phase: int = 0
-    left: int = 1
+    arrived: int = 0
     bytes: int = 0
 
+    def init(self, count: int) -> None:
+        self.count = count
+
     def arrive(self, count: int = 1, bytes: int = 0) -> None:
-        self.left, self.bytes = self.left - count, self.bytes + bytes
-        if self.left == 0 and self.bytes == 0:
-            self.phase, self.left = self.phase ^ 1, 1
+        self.arrived, self.bytes = self.arrived + count, self.bytes + bytes
+        if self.arrived == self.count and self.bytes == 0:
+            self.phase, self.arrived = self.phase ^ 1, 0
 
 
 @dataclass
@@ -105,6 +110,25 @@ class Described:
 
 
 @dataclass(frozen=True)
+class Ending(Described):
+    """A descriptor of a matrix whose blocks of lines end before it does (`pipelining.ROOM`)."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A place, or places, in a table of integers."""
+
+    numbers: np.ndarray
+    at: Any = 0
+
+    def __add__(self, more: Any) -> Table:
+        return Table(self.numbers, self.at + more)
+
+    def load(self) -> Any:
+        return self.numbers[self.at]
+
+
+@dataclass(frozen=True)
 class Address:
     """Elements of the memory of a rank, or words of its signals."""
 
@@ -138,6 +162,7 @@ class Machine:
         self.reads: deque[Callable[[], None]] = deque()
         self.writes: list[Callable[[], None]] = []
         self.actors: list[Actor] = []
+        self.awaited: set[tuple[int, int]] = set()
         self.here, self.failed, self.main = threading.local(), [], threading.Semaphore(0)
         self.slow = SLOW[seed % len(SLOW)]
         self.stored, self.notified = stored, notified
@@ -219,7 +244,7 @@ class Machine:
 
         tl = SimpleNamespace(
             constexpr=lambda value: value, static_range=range, cast=lambda value, _: value, num_warps=lambda: 4,
-            arange=np.arange, minimum=min, maximum=max, warp_specialize=self.warp_specialize,
+            arange=np.arange, minimum=np.minimum, maximum=np.maximum, load=Table.load, warp_specialize=self.warp_specialize,
             allocate_shared_memory=self.allocate, zeros=lambda shape, *_: Block(np.zeros(shape)),
             inline_asm_elementwise=lambda *_, **__: 0, NVMMADistributedLayout=lambda *_: None,
             where=lambda condition, a, b: a if condition else b,
@@ -227,7 +252,7 @@ class Machine:
             int64="int64", int32=None, uint32=None, float32=None, bfloat16=None,
         )  # fmt: skip
         mbarrier = SimpleNamespace(
-            MBarrierLayout=lambda: None, init=lambda barrier, count: None, invalidate=lambda barrier: None,
+            MBarrierLayout=lambda: None, init=Barrier.init, invalidate=lambda barrier: None,
             wait=lambda barrier, phase: self.until(lambda: barrier.phase != phase),
             arrive=lambda barrier, count=1: (self.until(), barrier.arrive(count)),
             expect=lambda barrier, size: (self.until(), barrier.arrive(bytes=size)),
@@ -244,6 +269,7 @@ class Machine:
             "peer": lambda heaps, rank, where, dtype: Address(rank, where), "alive": lambda control: True,
             "store": lambda at, value, mask=True: (self.until(), self.stored(at, value.numbers, mask)),
             "notify": self.notify, "wait": lambda *_, **__: 0, "credit": lambda *_, **__: None,
+            "segment_of": segment_of, "wait_all": self.wait_all,
         }  # fmt: skip
 
     def allocate(self, dtype: object, shape: list[int], layout: object) -> Block:
@@ -256,7 +282,8 @@ class Machine:
         self.until()
 
         def loads() -> None:
-            part = blocks.matrix[_region(at, blocks.shape)]
+            part = blocks.matrix[_lines(at, blocks.shape) if isinstance(blocks, Ending) else _region(at, blocks.shape)]
+            part = part.reshape((*[1] * (len(blocks.shape) - part.ndim), *part.shape))
             into.numbers[...] = 0
             into.numbers[tuple(map(slice, part.shape))] = part
             barrier.bytes -= prod(blocks.shape) * ITEM
@@ -278,6 +305,11 @@ class Machine:
     def store_wait(self, pending: int) -> None:
         """Until all stores but the last ones have read what they store. (One thread begins all of them.)"""
         self.until(lambda: len(self.reads) <= pending)
+
+    def wait_all(self, control: object, words: Address, expected: Any, scope: str, tma: bool = False) -> int:
+        """The signals that are waited for, and the least of each."""
+        self.awaited |= {(int(at), int(n)) for at, n in zip(words.at, np.broadcast_to(expected, words.at.shape))}
+        return 0
 
     def notify(self, at: Address, scope: str, bulk: bool = False) -> None:
         self.until(lambda: not bulk or not (self.reads or self.writes))
@@ -305,6 +337,20 @@ class Machine:
     def tcgen05_commit(self, barrier: Barrier) -> None:
         self.until()
         self.products.append(barrier.arrive)
+
+
+def segment_of(begins: Table, value: int, first: int, count: int) -> int:
+    """The same as of `targets/shared.py`."""
+    steps = [k for k in range(count) if (begins + first + k).load() <= value]
+    return steps[-1] if steps else 0
+
+
+def _lines(at: Any, shape: tuple[int, ...]) -> tuple[slice, slice]:
+    """The part of a matrix that a descriptor of blocks that end early loads."""
+    room, end, first, column = at
+    assert room == ROOM
+    first += end - ROOM
+    return slice(first, min(end, first + shape[-2])), slice(column, column + shape[-1])
 
 
 def _region(at: Any, shape: tuple[int, ...]) -> tuple[slice, ...]:

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from tests.backend.edited import in_function, replaced
-from tests.backend.own_warps import Address, Described, HandedWrongly, Machine, functions
+from tests.backend.own_warps import Address, Block, Described, Ending, HandedWrongly, Machine, Table, functions
 from tests.backend.small_programs import Made, small
 from tests.verification.mutants.tools import Edit
 from tilelink.backend.lower import lower_at
 from tilelink.backend.targets import FORMS
 from tilelink.frontend.sizes import Sizes
+from tilelink.kernels.all_gather_gated_matmul import all_gather_gated_matmul
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 
 REGISTERS, MEMORY = "sm_90+warps", "sm_100+warps"
@@ -31,7 +33,9 @@ Result = Callable[[int], bool]
 
 
 def lowered(schedule: str, target: str) -> Made:
-    """`sent`: where results go to memory by the copy engine, and nobody is told."""
+    """`sent`: where results go to memory by the copy engine, and nobody is told. `gated`: with two products."""
+    if schedule == "gated":
+        return small(target, all_gather_gated_matmul, "push", M=M, N=N, K=K)
     program = matmul_reduce_scatter if schedule == "fused" else all_gather_matmul
     named = all_gather_matmul.schedule("push").changed(matmul={"via": "tma"}) if schedule == "sent" else schedule
     return small(target, program, named, M=M, N=N, K=K)
@@ -40,7 +44,7 @@ def lowered(schedule: str, target: str) -> Made:
 def executed(made: Made, seed: int, edit: Edit = lambda source: source) -> bool:
     """Whether the role gives what it should. Raises HandedWrongly."""
     rng = np.random.default_rng(seed)
-    left, weight = (rng.integers(-3, 4, shape).astype(float) for shape in ((M, K), (N, K)))
+    left, weight, up = (rng.integers(-3, 4, shape).astype(float) for shape in ((M, K), (N, K), (N, K)))
     out, inbox = np.full((M, N), np.nan), np.full((WORLD, WORLD, PART, N), np.nan)
     told: list[bool] = []
 
@@ -61,13 +65,61 @@ def executed(made: Made, seed: int, edit: Edit = lambda source: source) -> bool:
         **dict.fromkeys(("x_blocks_64_by_64", "full_blocks_64_by_64"), Described(left, (TILE, TILE))),
         "out_blocks_64_by_64": Described(out, (TILE, TILE)),
         **{f"inbox_blocks_64_by_64_of_{r}": Described(inbox[r], (1, TILE, TILE)) for r in range(WORLD)},
-        "weight_blocks_64_by_64": Described(weight, (TILE, TILE)),
+        **dict.fromkeys(("weight_blocks_64_by_64", "gate_blocks_64_by_64"), Described(weight, (TILE, TILE))),
+        "up_blocks_64_by_64": Described(up, (TILE, TILE)),
     }  # fmt: skip
-    machine.run(functions(machine, program, edit)["matmul"], given)
+    found = functions(machine, program, edit)
+    found["silu_gate"] = lambda gate, up: Block(gate.numbers * up.numbers)
     product = left @ weight.T
+    if program.program.name == "all_gather_gated_matmul":
+        machine.run(found["gated_matmul"], given)
+        return np.array_equal(out, product * (left @ up.T))
+    machine.run(found["matmul"], given)
     if program.program.name == "all_gather_matmul":
         return np.array_equal(out, product)
     return np.array_equal(inbox[:, RANK], product.reshape(WORLD, PART, N)) and told == [True] * WORLD * COLUMNS
+
+
+EXPERTS, ROUTED, WIDTH = 3, 200, 136
+COUNTS = np.array([[5, 0, 60, 70], [0, 0, 0, 0], [1, 40, 0, 24]])
+"""Rows of each expert from each source: two tiles and a rest, none, and one tile and a row."""
+
+
+def of_experts(seed: int, target: str, edit: Edit = lambda source: source) -> bool:
+    """Whether a role multiplies the rows of each expert by its weight, behind waits for all sources of a tile's rows.
+    Raises HandedWrongly."""
+    rng = np.random.default_rng(seed)
+    rows, weight = (rng.integers(-3, 4, shape).astype(float) for shape in ((ROUTED, K), (EXPERTS, WIDTH, K)))
+    out = np.full((ROUTED + TILE, WIDTH), np.nan)
+    tiled = {role: {"tile": tile, "warps": 4} for role, tile in (("dispatch", (32, None)), ("matmul", (TILE,) * 3))}
+    bound = dispatch_matmul.bind(dispatch_matmul.schedule("push").changed(**tiled), "bf16", dispatch_matmul.optional)
+    sizes = {"K": K, "N": WIDTH, "experts": EXPERTS, "routed": WORLD * ROUTED, "sent": WORLD * ROUTED, "tokens": 256}
+    exact = Sizes.of(bound, WORLD, sizes, counted=False)
+    begins = np.concatenate([[0], np.cumsum(COUNTS)]) + RANK * ROUTED
+    tiles = np.concatenate([[0], np.cumsum(-(-COUNTS.sum(1) // TILE))])
+
+    def stored(at: Address, numbers: Any, mask: Any) -> None:
+        here = np.broadcast_to(mask, numbers.shape)
+        out.reshape(-1)[np.broadcast_to(at.at, numbers.shape)[here]] = numbers[here]
+
+    def of_rank(table: np.ndarray) -> Table:
+        return Table(np.concatenate([np.full(RANK * len(table), -1), table]))
+
+    machine = Machine(seed, stored, lambda at: None)
+    given = {
+        "worker": 0, "workers": 1, "control": 0, "heaps": 0, "rank": RANK, "world": WORLD, "K": K, "N": WIDTH,
+        "experts": EXPERTS, "routed_part": ROUTED, "out": Address(RANK, "out"), "out_stride_routed": WIDTH,
+        "out_stride_N": 1, "rows_signals": "signals", "routed_running": of_rank(begins),
+        "tiles_matmul_running": of_rank(tiles), "rows_blocks_64_by_64": Ending(rows, (1, 1, TILE, TILE)),
+        "weight_blocks_64_by_64": Described(weight, (1, TILE, TILE)),
+    }  # fmt: skip
+    machine.run(functions(machine, lower_at(bound, exact, FORMS[target]), edit)["matmul"], given)
+    last = COUNTS.sum()
+    experts = np.repeat(np.arange(EXPERTS), COUNTS.sum(1))
+    right = np.einsum("rk,rnk->rn", rows[:last], weight[experts])
+    sources = {(WORDS * k, -(-n // 32)) for k, n in enumerate(COUNTS.reshape(-1)) if n}
+    awaited = {(at, n) for at, n in machine.awaited if n}
+    return np.array_equal(out[:last], right) and bool(np.isnan(out[last:]).all()) and awaited == sources
 
 
 def copied(seed: int, edit: Edit = lambda source: source, stages: int = 2) -> bool:
@@ -101,13 +153,31 @@ def bound(schedule: Any) -> Made:
     return lower_at(program, exact, FORMS[REGISTERS]), exact
 
 
+FEW = ("fused", REGISTERS), ("sent", MEMORY), ("gated", REGISTERS), ("gated", MEMORY)
+
+
 @pytest.mark.parametrize(("schedule", "target"), [
-    pytest.param(s, t, marks=() if (s, t) in (("fused", REGISTERS), ("sent", MEMORY)) else pytest.mark.verify)
-    for s in ("push", "pieces", "fused", "sent") for t in (REGISTERS, MEMORY)
+    pytest.param(s, t, marks=() if (s, t) in FEW else pytest.mark.verify)
+    for s in ("push", "pieces", "fused", "sent", "gated") for t in (REGISTERS, MEMORY)
 ])  # fmt: skip
 def test_every_order_of_the_warps_gives_the_same(schedule: str, target: str) -> None:
     made = lowered(schedule, target)
     assert all(executed(made, seed) for seed in range(SEEDS))
+
+
+@pytest.mark.parametrize("target", [REGISTERS, MEMORY])
+def test_rows_of_experts_are_multiplied_behind_their_waits(target: str) -> None:
+    assert all(of_experts(seed, target) for seed in range(SEEDS))
+
+
+@pytest.mark.parametrize("edit", [
+    replaced(r"fetch\(weight_blocks_64_by_64, \[expert,", "fetch(weight_blocks_64_by_64, [0,"),
+    replaced(r"tl.cast\(\(-rank\*routed_part \+ routed_to\), tl.int32\)", "200"),
+    replaced(r"mask=\(routed_lo .*\)\[:, None\] & ", "mask="),
+    replaced(r"\+ 1 - 1$", "+ 1 - 2"),
+], ids=["the weight of another expert", "rows of the next expert", "stored over the next expert", "a source less"])
+def test_rows_of_experts_that_are_taken_wrongly_are_seen(edit: Edit) -> None:
+    assert not all(of_experts(seed, REGISTERS, edit) for seed in range(SEEDS))
 
 
 def without(function: str, line: str) -> Edit:
@@ -118,8 +188,8 @@ TOLD_FIRST = replaced(r"( +if alive.*\n(?: {12}.*\n)+)((?: +#.*\n)? +if alive.*\
 WRONG: list[tuple[str, str, str, Edit]] = [
     ("a stage is loaded before it is free", REGISTERS, "push", without("claim_behind", "mbarrier.wait")),
     ("a stage is free a step too early", REGISTERS, "push", in_function("claim", r"step \+ 1", "step")),
-    ("a stage is multiplied before it is ready", REGISTERS, "push", without("multiply", "mbarrier.wait")),
-    ("a stage is never given back", REGISTERS, "push", without("multiply", "mbarrier.arrive")),
+    ("a stage is multiplied before it is ready", REGISTERS, "push", without("until_ready", "mbarrier.wait")),
+    ("a stage is never given back", REGISTERS, "push", without("give_back_stage", "mbarrier.arrive")),
     ("a sum is stored before it is done", REGISTERS, "push", in_function("multiplied", r"wait\(0", "wait(1")),
     ("a tile is told before it is stored", REGISTERS, "fused", without("take_over", "mbarrier.wait")),
     ("a tile is laid out before the last is sent", REGISTERS, "fused", without("until_told", "mbarrier.wait")),
@@ -129,10 +199,14 @@ WRONG: list[tuple[str, str, str, Edit]] = [
     ("a tile is laid out before the last is read", MEMORY, "sent", without("send", "tma.store_wait")),
     ("a stage is loaded before it is free", MEMORY, "push", without("claim_behind", "mbarrier.wait")),
     ("a stage is free too early", MEMORY, "push", in_function("claim", r"step, step", "step, step - 1")),
-    ("a stage is multiplied before it is ready", MEMORY, "push", without("multiply", "mbarrier.wait")),
+    ("a stage is multiplied before it is ready", MEMORY, "push", without("until_ready", "mbarrier.wait")),
+    ("a stage is free after one of two products", MEMORY, "gated", replaced(r"free = barriers\(4, 2\)", "free = barriers(4, 1)")),
+    ("a sum is stored before it is done", REGISTERS, "gated", in_function("multiplied", r"wait\(0", "wait(2")),
+    ("both products have one weight", MEMORY, "gated", replaced(r"up_ring\.index", "gate_ring.index")),
+    ("both products have one sum", MEMORY, "gated", replaced(r"emptied\(sums_1", "emptied(sums")),
     ("a stage is never given back", MEMORY, "push", in_function("multiply", r", mbarriers=.*\)", ")")),
     ("a sum is overwritten before it is read", MEMORY, "push", without("emptied", "mbarrier.wait")),
-    ("a sum is read before it is full", MEMORY, "push", without("finished", "mbarrier.wait")),
+    ("a sum is read before it is full", MEMORY, "push", without("until_full", "mbarrier.wait")),
     ("a sum is never given back", MEMORY, "push", without("finished", "mbarrier.arrive")),
     ("a sum is never complete", MEMORY, "push", replaced(r"^ +complete\(.*\n", "")),
     ("a sum goes on from the tile before", MEMORY, "push", replaced("adds = False", "adds = True")),

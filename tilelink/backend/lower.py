@@ -10,7 +10,7 @@ order.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -34,7 +34,8 @@ from tilelink.frontend.sizes import Sizes
 @dataclass(frozen=True)
 class Lowered:
     """A lowered program: the source of its module, the user's Triton functions by their names in it, and its kernels. A
-    kernel that the program does not need is None."""
+    kernel that the program does not need is None. `portable`: the portable form, from whose module a specialised form
+    takes the kernel that makes tables; None if it needs none."""
 
     program: TileProgram
     facts: Facts
@@ -46,6 +47,7 @@ class Lowered:
     publish: Kernel | None
     enter: Kernel | None
     leave: Kernel | None
+    portable: Lowered | None = None
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -121,7 +123,9 @@ def lower_at(program: TileProgram, sizes: Sizes, target: Target, *, timed: bool 
 @kept(256)
 def _lowered(program: TileProgram, facts: Facts, target: Target) -> Lowered:
     if target.specialised:
-        program = taken(program, facts, target)
-        return Lowered(program, facts, target, *GluonModule(program, facts, target).written())
+        of_warps = taken(program, facts, target)
+        portable = _lowered(program, facts, target.unspecialised) if program.routes else None
+        made = Lowered(of_warps, facts, target, *GluonModule(of_warps, facts, target).written(), portable)
+        return replace(made, tables=portable.tables) if portable else made
     program = stored_by_threads(program)
     return Lowered(program, facts, target, *Module(program, facts, target).written())

@@ -254,7 +254,7 @@ class Module:
                 write.assign(self.stamps, functions[role.name].call(begin, last, WORKERS))
                 write.set(before, f"{last} - {first}", operator="+=")
 
-    def tables(self) -> Kernel:
+    def tables(self) -> Maybe:
         """Makes a kernel of one worker that makes the running tables. If rows have no room, its tables have no rows."""
         called, write = self.names.module.name("segments", "make_segments"), Writer()
         segments = self.function(called, TableWriter(self.names).segments(), (parameters.COUNTED,))

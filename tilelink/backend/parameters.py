@@ -30,13 +30,13 @@ ALL_PRIMITIVES = (
 SEGMENT_OF, REFUSE, PICKED, ONE_OF = "segment_of", "refuse", "picked", "one_of"
 SHARED = ("stamp", "TILE_ENDS", "WAIT_BEGINS", "WAIT_ENDS", SEGMENT_OF, REFUSE, PICKED, ONE_OF)
 """Names that modules import: from the target's module, and from the module that all targets share."""
-OWN_WARPS = ("store",)
+OWN_WARPS = ("store", SEGMENT_OF, PICKED)
 RING = (
-    "ring", "barriers", "end", "place", "next_place", "fetch", "hand_over", "take_over", "give_back",
-    "tile_out", "until_told", "lay_out", "send",
+    "ring", "barriers", "end", "place", "next_place", "fetch", "until_ready", "hand_over", "take_over", "give_back",
+    "tile_out", "until_told", "lay_out", "send", "fence_async_shared",
 )  # fmt: skip
-IN_REGISTERS = "claim", "sums", "multiply", "multiplied"
-IN_TENSOR_MEMORY = "claim", "accumulators", "emptied", "multiply", "complete", "finished"
+IN_REGISTERS = "claim", "sums", "multiply", "give_back_stage", "multiplied"
+IN_TENSOR_MEMORY = "claim", "accumulators", "emptied", "multiply", "complete", "until_full", "of_tile", "finished"
 """Names that modules of the specialised form import in addition: from the target's module, from `gluon/ring.py`, and
 from `gluon/wgmma.py` or `gluon/tcgen05.py`."""
 STAMPS, TIMES = "stamps", "recorded times"

@@ -41,7 +41,7 @@ def all_at_once(signals: Signals, view: View, target: Target, facts: Facts) -> b
     """Whether a wait for a view polls a block of cells. It does so for rows that several ranks send, each counted in
     its own cell, and for rows in the parts of several ranks. Other waits span two or three cells, which they poll in
     turn. A kernel that records times always polls in turn."""
-    if not target.waits_for_all or facts.timed or any(n.sums for n in signals.notifiers):
+    if not target.wide_polls or target.network or facts.timed or any(n.sums for n in signals.notifiers):
         return False
     _, _, loops = cells_awaited(signals, view)
     spanned = zip(signals.grid, signals.index(view), strict=True)
@@ -52,7 +52,8 @@ def all_at_once(signals: Signals, view: View, target: Target, facts: Facts) -> b
 
 def in_pieces(role: Role, program: TileProgram, facts: Facts, target: Target) -> ir.For | None:
     """The main loop of a role, if it takes pieces as they come: it waits for one cell of a signal, a piece, and goes
-    through its steps in a pipelined loop. Else, or where times are recorded, None."""
+    through its steps in a pipelined loop. Else, or where times are recorded, None. (Warps that only load have no such
+    loop: they are ahead of the product anyway, and wait for one piece after the other.)"""
     if not target.waits_for_all or facts.timed:
         return None
     opening = list(takewhile(lambda s: isinstance(s, ir.Compute) and not s.loads, role.body))

@@ -22,7 +22,9 @@ def carry(
     line, `size` bytes in all. `at` and `to`: the lines of source and target; `first` and `first_to`: where the copy
     begins along them. While one block is stored, all other blocks are loaded. Afterwards the source has been read, but
     the target may not be complete."""
-    blocks, ready = ring(source, num_stages), barriers(num_stages)
+    lines: tl.constexpr = source.block_type.shape[0]
+    columns: tl.constexpr = source.block_type.shape[1]
+    blocks, ready = ring(source, (lines, columns), num_stages), barriers(num_stages)
     steps = (length + step - 1) // step
     for k in range(tl.minimum(steps, num_stages - 1)):
         mbarrier.expect(ready.index(k), size)

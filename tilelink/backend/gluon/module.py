@@ -28,7 +28,8 @@ class GluonModule(Module):
 
     def imports(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         for module, names in super().imports():
-            yield module, (*names, *parameters.OWN_WARPS) if module == self.target.module else names
+            own = parameters.OWN_WARPS if module == self.target.module else ()
+            yield module, (*own, *(n for n in names if n not in parameters.OWN_WARPS))
         yield RING_MODULE, parameters.RING
         yield CARRY, ("carry",)
         registers, memory = (WGMMA, parameters.IN_REGISTERS), (TCGEN05, parameters.IN_TENSOR_MEMORY)
@@ -46,23 +47,30 @@ class GluonModule(Module):
         write = Writer()
         if self.emitter(self.names, role, self.target).fills_slot():
             write.body.append(credit(tma=ring.sent is not None))
-        for memory, blocks in zip(ring.blocks, ring.product.operands, strict=True):
-            b = blocks[1]
-            write.set(memory, call("ring", self.names.of("blocks", b.tensor, b.contiguous, b.shape), ring.stages))
+        for view, b in ring.product.operands.items():
+            described = self.names.of("blocks", b.tensor, b.contiguous, b.shape)
+            write.set(ring.blocks[view], call("ring", described, str(b.matrix), ring.stages))
         if ring.sent is not None:
             sent = ring.sent.target
             alike = self.names.blocks(sent.block, of_peers=sent.view.remote)[0]
             write.set(ring.tile, call("tile_out", alike, str(sent.block.matrix)))
-        if ring.sums:
-            write.set(ring.sums, call("accumulators", str(zeros_of(ring.product.zeros.code))))
-        for barriers, number in ring.barriers.items():
-            write.set(barriers, call("barriers", number))
+        for sums, dot in zip(ring.sums, ring.product.dots, strict=False):
+            write.set(sums, call("accumulators", str(zeros_of(dot.zeros.code))))
+        if not role.resource.count and self.shares_workers(role):
+            write.do(call("fence_async_shared"))
+        for barriers, (number, arrivals) in ring.barriers.items():
+            write.set(barriers, call("barriers", number, *((arrivals,) if arrivals > 1 else ())))
         warps = ", ".join(f"({f.name}, ({', '.join(f.parameters)}))" for f in made)
         others = len(made) - 1
         write.do(call("tl.warp_specialize", f"[{warps}]", str([1] * others), str([REGISTERS] * others)))
-        for barriers, number in ring.barriers.items():
+        for barriers, (number, _) in ring.barriers.items():
             write.do(call("end", barriers, number))
         return self.function(called, write.body, (WORKER, WORKERS))
+
+    def shares_workers(self, role: Role) -> bool:
+        """Whether the workers of a role did another one before."""
+        together = [r for r in self.program.in_kernel if not r.resource.count]
+        return together.index(role) > 0
 
     def partition(self, emitter: Partition, called: str) -> Function:
         """Makes a function that does all tiles of one worker for some of its warps."""
@@ -78,6 +86,9 @@ class GluonModule(Module):
 
     def enters(self, write: Writer) -> None:
         write.do(ENTERS)
+
+    def tables(self) -> None:
+        """Makes no kernel: the tables are those of the portable form."""
 
     def ends(self) -> Body:
         """Statements of the last worker of a run: it drains all signals, and leaves unless the lane is poisoned."""

@@ -16,7 +16,7 @@ from math import prod
 from tilelink.backend import bulk, pipelining
 from tilelink.backend.bulk import Bulk
 from tilelink.backend.gluon.emit import GluonEmitter
-from tilelink.backend.gluon.takes import SUMS, Product, product_of, zeros_of
+from tilelink.backend.gluon.takes import SUMS, Dot, Product, product_of, zeros_of
 from tilelink.backend.kernel import Source, Writer, call, converted
 from tilelink.backend.module import ALIVE
 from tilelink.backend.parameters import Names
@@ -36,19 +36,19 @@ LEAST_STAGES = 2
 
 @dataclass(frozen=True)
 class Ring:
-    """The names of what the warps of a role share: memory for the blocks of both operands, `stages` of each, and
-    barriers. The ring has the stages of the schedule, and one more if memory suffices: one is multiplied while the
-    others are loaded. `sums` is tensor memory for sums, "" if sums are in registers; `full` and `empty` are its
-    barriers. `sent`: the store that the copy engine for tiles does, from shared memory `tile`, or None. `tells`: some
-    of the warps only send and notify."""
+    """The names of what the warps of a role share: memory for the blocks of a step, `stages` of each, and barriers. The
+    ring has the stages of the schedule, and one more if memory suffices: one is multiplied while the others are loaded.
+    `blocks`: the memory of each operand. `sums`: tensor memory for the sum of each dot, none if sums are in registers;
+    `full` and `empty` are its barriers. `sent`: the store that the copy engine for tiles does, from shared memory
+    `tile`, or None. `tells`: some of the warps only send and notify."""
 
     product: Product
     stages: int
     bytes: int
-    blocks: tuple[str, ...]
+    blocks: dict[ir.View, str]
     ready: str
     free: str
-    sums: str
+    sums: tuple[str, ...]
     full: str
     empty: str
     stored: str
@@ -62,8 +62,8 @@ class Ring:
         assert isinstance(role.resource, SMs)
         program, module = names.program, names.module
         product = product_of(role, program, names.facts, target)
-        sizes = [prod(b.shape) * ITEM_SIZE[program.tensor(b.tensor).dtype] for _, b in product.operands]
-        ((m, n, _),), memory = product.dot.code.dots, target.shared_bytes or 0
+        size = sum(prod(b.shape) * ITEM_SIZE[program.tensor(b.tensor).dtype] for b in product.operands.values())
+        (m, n, _), memory = product.dots[0].shape, target.shared_bytes or 0
         stores = [s for s in role.body if isinstance(s, ir.Store)]
         done = [bulk.in_bulk(s, role, program, names.facts) for s in stores]
         sent = done[0] if len(done) == 1 else None
@@ -72,33 +72,35 @@ class Ring:
         stages = pipelining.stages(product.loop, role, program, room, role.resource.stages + 1)
         if stages < LEAST_STAGES and not target.sum_columns:
             raise FormError(
-                f"{program.name} has no specialised form: {role.name} multiplies blocks of {sum(sizes)} bytes a step, "
+                f"{program.name} has no specialised form: {role.name} multiplies blocks of {size} bytes a step, "
                 f"and needs room for {LEAST_STAGES} steps, one behind the other; {target.name} has "
                 f"{room.shared_bytes} bytes of shared memory beside the tile that is stored",
-                product.dot.site,
+                product.site,
             )
-        rings = [module.name(("ring", role.name, k), f"{b.tensor}_ring") for k, (_, b) in enumerate(product.operands)]
+        rings = {v: module.name(("ring", role.name, v), f"{v.tensor}_ring") for v in product.operands}
         ready, free, stored, told = (module.name((n, role.name), n) for n in ("ready", "free", "stored", "told"))
-        here = (n if target.sum_columns else "" for n in ("sums", "full", "empty"))
-        sums, full, empty = (n and module.name((n, role.name), n) for n in here)
+        full, empty = (module.name((n, role.name), n) if target.sum_columns else "" for n in ("full", "empty"))
+        in_memory = product.dots if target.sum_columns else ()
+        sums = tuple(module.name(("sums", role.name, dot.sum), "sums") for dot in in_memory)
         tile = module.name(("tile of", role.name), "laid_out") if sent else ""
         tells = not sums and (sent is not None or any(ir.every(ir.Notify, role.body)))
         return cls(
-            product, stages, sum(sizes), tuple(rings), ready, free, sums, full, empty, stored, told, sent, tile, tells
+            product, stages, size, rings, ready, free, sums, full, empty, stored, told, sent, tile, tells
         )  # fmt: skip
 
     @property
-    def barriers(self) -> dict[str, int]:
-        """The barriers by name, each with their number."""
-        made = {self.ready: self.stages, self.free: self.stages}
+    def barriers(self) -> dict[str, tuple[int, int]]:
+        """The barriers by name: how many there are, and how many arrive at one until its phase ends. In tensor memory
+        each product arrives at `free` when it is done."""
+        made = {self.ready: (self.stages, 1), self.free: (self.stages, max(1, len(self.sums)))}
         if self.sums:
-            made |= {self.full: SUMS, self.empty: SUMS}
-        return {**made, self.stored: 1, self.told: 1} if self.tells else made
+            made |= {self.full: (SUMS, 1), self.empty: (SUMS, 1)}
+        return {**made, self.stored: (1, 1), self.told: (1, 1)} if self.tells else made
 
     @property
     def shared(self) -> tuple[str, ...]:
         """All memory and barriers, which the functions of the warps take first."""
-        return (*self.blocks, *(memory for memory in (self.sums, self.tile) if memory), *self.barriers)
+        return (*self.blocks.values(), *self.sums, *((self.tile,) if self.tile else ()), *self.barriers)
 
 
 class Partition(GluonEmitter):
@@ -132,15 +134,15 @@ class Partition(GluonEmitter):
         return self.made("tiles")
 
     @property
-    def total(self) -> str:
-        """The name of the sum."""
-        return self.variable(self.ring.product.sum)
+    def totals(self) -> list[str]:
+        """The names of the sums."""
+        return [self.variable(dot.sum) for dot in self.ring.product.dots]
 
-    def factors(self) -> Iterator[Source]:
-        """The blocks in a stage of the ring, as operands of the dot."""
-        for memory, (_, block) in zip(self.ring.blocks, self.ring.product.operands, strict=True):
-            lies = f"{memory}.index({self.stage})"
-            yield f"{lies}.permute((1, 0))" if block.turned else lies
+    def factors(self, dot: Dot) -> Iterator[Source]:
+        """The operands of a dot, in a stage of the ring."""
+        for view in dot.factors:
+            lies = f"{self.ring.blocks[view]}.index({self.stage})"
+            yield f"{lies}.permute((1, 0))" if self.ring.product.operands[view].turned else lies
 
     def settles(self, s: ir.Wait) -> bool:
         """No wait settles: the warps that send a tile do."""
@@ -175,11 +177,14 @@ class Loading(Partition):
 
     def compute(self, s: ir.Compute) -> None:
         ring = self.ring
+        if s is not ring.product.loop.body[0]:
+            return
         claimed = call("claim", ring.ready, ring.free, self.step, ring.bytes, num_stages=ring.stages)
         self.write.set(self.stage, claimed)
-        for (view, block), memory in zip(ring.product.operands, ring.blocks, strict=True):
+        for view, block in ring.product.operands.items():
             blocks, corner = self.described(block, view, self.token(view))
-            self.write.do(call("fetch", blocks, f"[{', '.join(corner)}]", memory, ring.ready, self.stage))
+            place = ring.blocks[view], ring.ready, self.stage
+            self.write.do(call("fetch", blocks, f"[{', '.join(corner)}]", *place))
         self.write.set(self.step, "1", operator="+=")
 
 
@@ -198,19 +203,24 @@ class Multiplying(Partition):
             return
         super().statement(s)
         if s is self.ring.product.bare:
-            self.write.set(self.total, call("multiplied", self.total))
+            for total in self.totals:
+                self.write.set(total, call("multiplied", total))
 
     def compute(self, s: ir.Compute) -> None:
-        ring = self.ring
-        if s is ring.product.zeros:
-            self.write.set(self.total, call("sums", str(zeros_of(s.code))))
-        elif s is ring.product.dot:
-            product = call("multiply", *self.factors(), self.total, ring.ready, ring.free, self.stage, self.phase)
-            self.write.set(self.total, product)
+        ring, product = self.ring, self.ring.product
+        if s is product.loop.body[0]:
+            self.write.do(call("until_ready", ring.ready, self.stage, self.phase))
+        if any(s is dot.zeros for dot in product.dots):
+            self.write.set(self.variable(s.targets[0]), call("sums", str(zeros_of(s.code))))
+        elif dot := next((dot for dot in product.dots if s is dot.made), None):
+            total = self.variable(dot.sum)
+            self.write.set(total, call("multiply", *self.factors(dot), total))
+        elif all(s is not i for i in product.loop.body):
+            super().compute(s)
+        if s is product.loop.body[-1]:
+            self.write.do(call("give_back_stage", ring.free, self.stage))
             after = call("next_place", self.stage, self.phase, num_stages=ring.stages)
             self.write.assign((self.stage, self.phase), after)
-        else:
-            super().compute(s)
 
     def gives(self, write: Writer) -> None:
         """Hands the tile over to the warps that tell."""
@@ -227,14 +237,18 @@ class Issuing(Partition):
         write.set(self.sum_of, "0")
 
     def compute(self, s: ir.Compute) -> None:
-        ring, adds, phase = self.ring, self.made("adds"), self.made("phase")
-        if s is ring.product.zeros:
-            self.write.set(self.total, call("emptied", ring.sums, ring.empty, self.sum_of))
-            self.write.set(adds, "False")
-        else:
-            self.write.assign((self.stage, phase), call("place", self.step, num_stages=ring.stages))
-            given = (*self.factors(), self.total, adds, ring.ready, ring.free, self.stage, phase)
-            self.write.do(call("multiply", *given))
+        ring, product, adds = self.ring, self.ring.product, self.made("adds")
+        if s is product.loop.body[0]:
+            self.write.assign((self.stage, self.phase), call("place", self.step, num_stages=ring.stages))
+            self.write.do(call("until_ready", ring.ready, self.stage, self.phase))
+        for dot, sums in zip(product.dots, ring.sums, strict=True):
+            if s is dot.zeros:
+                self.write.set(self.variable(dot.sum), call("emptied", sums, ring.empty, self.sum_of))
+                self.write.set(adds, "False")
+            elif s is dot.made:
+                given = (*self.factors(dot), self.variable(dot.sum), adds, ring.free, self.stage)
+                self.write.do(call("multiply", *given))
+        if s is product.loop.body[-1]:
             self.write.set(adds, "True")
             self.write.set(self.step, "1", operator="+=")
 
@@ -253,13 +267,16 @@ class Finishing(Partition):
     def statement(self, s: Statement) -> None:
         if s is self.ring.product.bare:
             ring = self.ring
-            self.write.set(self.total, call("finished", ring.sums, ring.full, ring.empty, self.sum_of))
+            self.write.do(call("until_full", ring.full, self.sum_of))
+            for total, sums in zip(self.totals, ring.sums, strict=True):
+                self.write.set(total, call("of_tile", sums, self.sum_of))
+            self.write.do(call("finished", ring.empty, self.sum_of))
             self.write.set(self.sum_of, "1", operator="+=")
         elif self.ring.sent is not None and isinstance(s, ir.Store):
             with self.write.branch(ALIVE):
                 self.lays_out(s)
                 self.sends()
-        elif s is not self.ring.product.zeros:
+        elif all(s is not dot.zeros for dot in self.ring.product.dots):
             super().statement(s)
 
 
@@ -296,7 +313,8 @@ def partitions(names: Names, role: Role, target: Target) -> tuple[Ring, dict[str
     told = tuple(s for s in role.body if isinstance(s, ir.Notify) or (ring.sent and isinstance(s, ir.Store)))
     parts: dict[str, tuple[type[Partition], ir.Body]] = {"load": (Loading, loaded)}
     if ring.sums:
-        parts = {"finish": (Finishing, done), "multiply": (Issuing, (product.zeros, product.bare)), **parts}
+        issued = (*(dot.zeros for dot in product.dots), product.bare)
+        parts = {"finish": (Finishing, done), "multiply": (Issuing, issued), **parts}
     else:
         stored = tuple(s for s in done if not isinstance(s, ir.Notify))
         parts = {"multiply": (Multiplying, stored), **parts, "tell": (Telling, told)}

@@ -11,10 +11,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as tl
 from triton.language import debug_barrier
 
-from tilelink.backend.targets import cuda, portable
+from tilelink.backend.targets import cuda, portable, shared
 from tilelink.backend.targets.cuda import clock, leave  # noqa: F401, kernels import them from here
 from tilelink.backend.targets.polling import returning as polling  # noqa: F401, `over` finds it here
 from tilelink.backend.targets.portable import POISON, PROGRESS, RUN, SLOT_LEFT, alive, last_out, peer  # noqa: F401, kernels import them from here
+from tilelink.backend.targets.shared import MOST, STEPS  # noqa: F401, `over` finds them here
 
 (_zero,) = portable.over(globals(), cuda._zero)
 (_until,) = portable.over(globals(), cuda._until)
@@ -78,6 +79,46 @@ def store(pointers, value, mask=None):
         tl.store(tl.set_auto_layout(pointers, layout), laid)
     else:
         tl.store(tl.set_auto_layout(pointers, layout), laid, mask=tl.set_auto_layout(mask, layout))
+
+
+@triton.constexpr_function
+def _in_each_warp(number, warps):
+    """The layout of numbers that each warp has all of, so that it reduces them alone."""
+    return tl.BlockedLayout([int(number) // 32], [32], [warps], [0])
+
+
+(picked, _segments_of) = portable.over(globals(), shared.picked, shared.segment_of)
+
+
+@gluon.jit
+def _segment_of(begins, value, first, count):
+    """The step of a running table in which a value lies, as in `shared.py`. Each warp has all entries that it compares,
+    so no warp needs another one to add up."""
+    value = tl.cast(value, tl.int32)
+    found = value * 0
+    if value.type.is_block():
+        found = _segments_of(begins, value, first, count)
+    else:
+        lanes: tl.constexpr = _in_each_warp(STEPS, tl.num_warps())
+        for k in range(1, count, STEPS):
+            steps = k + tl.arange(0, STEPS, lanes)
+            begin = tl.load(begins + first + steps, mask=steps < count, other=2147483647)
+            found += tl.sum((begin <= value).to(tl.int32), 0)
+    return found
+
+
+segment_of = _segment_of  # in Triton its name has to differ from that of the function that it calls
+
+
+@gluon.jit
+def wait_all(control, words, expected, scope: tl.constexpr, tma: tl.constexpr = False):
+    """The same as `wait` for a block of words, one for each thread of a warp. The barrier stands there because a thread
+    acquires only some words, and other threads read what these guard."""
+    lanes: tl.constexpr = _in_each_warp(words.shape[0], tl.num_warps())
+    least = tl.zeros(words.shape, tl.int32, lanes) + expected
+    seen = _until(control, tl.set_auto_layout(words, lanes), least, scope, "all", tma)
+    debug_barrier()
+    return tl.sum(seen, 0)
 
 
 @gluon.jit

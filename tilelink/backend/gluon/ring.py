@@ -1,8 +1,8 @@
 """The ring of blocks in shared memory, and the barriers, that the warps of a role that multiplies hand each other.
 
-A phase of a barrier ends when one thread has arrived; a wait for the phase before the first returns at once. A stage of
-the ring is `ready` when all its bytes have come, and then `free` when it is multiplied. A tile is `stored`, and then
-`told`. The copy engine for tiles (TMA) loads; `wgmma.py` (Hopper) and `tcgen05.py` (Blackwell) multiply.
+A phase of a barrier ends when as many have arrived as it counts, mostly one; a wait for the phase before the first
+returns at once. A stage of the ring is `ready` when all its bytes have come, and then `free` when it is multiplied. A
+tile is `stored`, and then `told`. The copy engine for tiles (TMA) loads; `wgmma.py` (Hopper) and `tcgen05.py` (Blackwell) multiply.
 """
 
 from triton.experimental import gluon
@@ -16,18 +16,18 @@ _store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
 @gluon.jit
-def ring(blocks, num_stages: tl.constexpr):
-    """Shared memory for `num_stages` blocks of a descriptor."""
-    shape: tl.constexpr = blocks.block_type.shape
-    return tl.allocate_shared_memory(blocks.dtype, [num_stages, shape[0], shape[1]], blocks.layout)
+def ring(blocks, shape: tl.constexpr, num_stages: tl.constexpr):
+    """Shared memory for `num_stages` blocks of a descriptor, as matrices of a shape."""
+    layout: tl.constexpr = tl.NVMMASharedLayout.get_default_for(shape, blocks.dtype)
+    return tl.allocate_shared_memory(blocks.dtype, [num_stages, shape[0], shape[1]], layout)
 
 
 @gluon.jit
-def barriers(number: tl.constexpr):
-    """Barriers whose phase ends at one arrival."""
+def barriers(number: tl.constexpr, arrivals: tl.constexpr = 1):
+    """Barriers whose phase ends when so many have arrived."""
     made = tl.allocate_shared_memory(tl.int64, [number, 1], mbarrier.MBarrierLayout())
     for k in tl.static_range(number):
-        mbarrier.init(made.index(k), count=1)
+        mbarrier.init(made.index(k), count=arrivals)
     return made
 
 
@@ -66,7 +66,13 @@ def claim_behind(ready, free, step, freed, size: tl.constexpr, num_stages: tl.co
 @gluon.jit
 def fetch(blocks, at, ring, ready, stage):
     """Begins to load a block into a stage. Elements outside the tensor are zero."""
-    _load(blocks, at, ready.index(stage), ring.index(stage))
+    _load(blocks, at, ready.index(stage), ring.index(stage).reshape(blocks.block_type.shape))
+
+
+@gluon.jit
+def until_ready(ready, stage, phase):
+    """Waits until the blocks of a stage have come."""
+    mbarrier.wait(ready.index(stage), phase)
 
 
 @gluon.jit
@@ -86,8 +92,7 @@ def hand_over(stored, told, phase):
 @gluon.jit
 def tile_out(blocks, shape: tl.constexpr):
     """Shared memory for a block that a descriptor stores, as a matrix."""
-    layout: tl.constexpr = tl.NVMMASharedLayout.get_default_for(shape, blocks.dtype)
-    return tl.allocate_shared_memory(blocks.dtype, [1, shape[0], shape[1]], layout)
+    return ring(blocks, shape, 1)
 
 
 @gluon.jit

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Any
 
 from tilelink.backend import pipelining
 from tilelink.backend.bulk import Bulk, bulk_writes, by_threads
@@ -14,10 +15,12 @@ from tilelink.backend.facts import Facts
 from tilelink.backend.targets import Target
 from tilelink.errors import FormError, Site
 from tilelink.frontend import ir
+from tilelink.frontend.elaboration.functions import by_element
 from tilelink.frontend.expressions import symbol
 from tilelink.frontend.ir import ALL_RANKS, Role, TileProgram
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.values import ITEM_SIZE
+from tilelink.frontend.workload import members
 
 DTYPES = ("bfloat16", "float16")
 """The dtypes of operands."""
@@ -40,23 +43,42 @@ _REDUCING = ("sum", "max", "min", "reduce", "xor_sum", "argmax", "argmin")
 
 
 @dataclass(frozen=True)
+class Dot:
+    """A dot of a main loop: the sum that it adds to, which begins with `zeros`, and the views of both operands."""
+
+    made: ir.Compute
+    zeros: ir.Compute
+    factors: tuple[ir.View, ir.View]
+
+    @property
+    def sum(self) -> str:
+        return self.made.targets[0]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.made.code.dots[0]
+
+
+@dataclass(frozen=True)
 class Product:
-    """The product that a role makes: the loop around `dot`, the sum that the dot adds to, which begins with `zeros`,
-    and the views of both operands, each with the block that a descriptor loads. `whole`: the loop with the loop or
-    branch around it, which waits for pieces; `bare`: the same without the waits."""
+    """What a role multiplies: the loop over the steps of its dots, and the views that a step loads, each with the block
+    that a descriptor loads. `whole`: the loop with the loop or branch around it, which waits for pieces; `bare`: the
+    same without the waits."""
 
     whole: ir.For | ir.If
     bare: ir.For | ir.If
     loop: ir.For
-    zeros: ir.Compute
-    dot: ir.Compute
-    sum: str
-    operands: tuple[tuple[ir.View, pipelining.DescribedBlock], ...]
+    dots: tuple[Dot, ...]
+    operands: dict[ir.View, pipelining.DescribedBlock]
+
+    @property
+    def site(self) -> Site:
+        return self.dots[0].made.site
 
     @property
     def has_steps(self) -> bool:
         """Whether the main loop has a step: it goes over a whole described dimension, which is not empty."""
-        dims = {symbol(r.dim) for view, _ in self.operands for r in view.ranges}
+        dims = {symbol(r.dim) for view in self.operands for r in view.ranges}
         return isinstance(self.bare, ir.For) and self.bare.start == 0 and self.bare.stop in dims
 
 
@@ -115,40 +137,60 @@ def product_of(role: Role, program: TileProgram, facts: Facts, target: Target) -
     if len(places) > 1 or not isinstance(loop, ir.For):
         raise fail("has more than one loop, or one in a branch; the form takes one, over the steps of a dot", whole)
     assert isinstance(whole, ir.For | ir.If) and isinstance(bare, ir.For | ir.If)
-    dot = loop.body[0]
-    if len(loop.body) > 1 or not isinstance(dot, ir.Compute) or not _is_dot(dot.code):
-        raise fail("does more in its main loop than tl.dot of two blocks that it loads, onto one sum", loop)
-    left, right, total = dot.code.holes
-    if not isinstance(left, ir.Load) or not isinstance(right, ir.Load) or dot.targets != (str(total),):
-        raise fail("does more in its main loop than tl.dot of two blocks that it loads, onto one sum", dot)
-    operands = []
-    for view in (left.view, right.view):
-        block = pipelining.block_of(view, program, facts)
-        if block is None or len(block.shape) > 2:
-            raise fail(
-                f"loads blocks of {view.tensor} that no descriptor describes: a descriptor needs two dimensions, rows "
-                "or columns that are contiguous and whole multiples of 16 bytes, memory of the own rank, and no block "
-                "that ends inside of it",
-                dot,
-            )
-        if program.tensor(view.tensor).dtype not in DTYPES:
-            raise fail(f"multiplies {program.tensor(view.tensor).dtype}; the form takes {' and '.join(DTYPES)}", dot)
-        operands.append((view, block))
-    check = _check_in_tensor_memory if target.sum_columns else _check_in_registers
-    check(role, dot, target, fail)
     before, behind = role.body[: places[0]], role.body[places[0] + 1 :]
     for s in before:
         if not isinstance(s, ir.Wait) and not (isinstance(s, ir.Compute) and zeros_of(s.code)):
-            raise fail("does more before its main loop than to wait, and to begin a sum with tl.zeros in float32", s)
+            raise fail("does more before its main loop than to wait, and to begin sums with tl.zeros in float32", s)
+    dots = tuple(_dots(loop, before, fail))
+    operands = {}
+    for view in dict.fromkeys(view for dot in dots for view in dot.factors):
+        block = pipelining.block_of(view, program, facts)
+        if block is None:
+            raise fail(
+                f"loads blocks of {view.tensor} that no descriptor describes: a descriptor needs two dimensions, rows "
+                "or columns that are contiguous and whole multiples of 16 bytes, and memory of the own rank",
+                loop,
+            )
+        if program.tensor(view.tensor).dtype not in DTYPES:
+            raise fail(f"multiplies {program.tensor(view.tensor).dtype}; the form takes {' and '.join(DTYPES)}", loop)
+        operands[view] = block
+    check = _check_in_tensor_memory if target.sum_columns else _check_in_registers
+    check(role, dots, target, fail)
     for s in behind:
         products = any(code.dots for code in s.codes)
         if not isinstance(s, ir.Compute | ir.Store | ir.Notify | ir.Owed) or any(v.guard for v in s.read) or products:
-            raise fail("does more behind its main loop than to finish its sum, store it and notify", s)
-    zeros = next(s for s in before if isinstance(s, ir.Compute) and s.targets == dot.targets)
-    product = Product(whole, bare, loop, zeros, dot, dot.targets[0], tuple(operands))
+            raise fail("does more behind its main loop than to finish its sums, store them and notify", s)
+    product = Product(whole, bare, loop, dots, operands)
     if target.sum_columns and not product.has_steps:
         raise fail("may have no step in its main loop; a sum in tensor memory begins with the first", whole)
     return product
+
+
+def _dots(loop: ir.For, before: ir.Body, fail: Fail) -> Iterator[Dot]:
+    """Yields the dots of a main loop: of blocks that it loads, each onto a sum of its own."""
+    begun = {s.targets: s for s in before if isinstance(s, ir.Compute)}
+    loaded: dict[str, ir.View] = {}
+    for s in loop.body:
+        match s:
+            case ir.Compute(targets=(name,), code=ir.Code("{0}", (ir.Load(view, None),))):
+                loaded[name] = view
+                continue
+            case ir.Compute(targets=(name,)) if s.targets in begun:
+                match [_block(hole, loaded) for hole in _given_to_dot(s.code)]:
+                    case [ir.View() as left, ir.View() as right, ir.Variable(total)] if total == name:
+                        yield Dot(s, begun.pop(s.targets), (left, right))
+                        continue
+        raise fail("does more in its main loop than to load blocks, and tl.dot of two of them onto a sum of its own", s)
+
+
+def _block(hole: Any, loaded: dict[str, ir.View]) -> Any:
+    """The view of a block that code reads, or that was loaded under its name; any other hole as it is."""
+    match hole:
+        case ir.Load(view, None):
+            return view
+        case ir.Variable(name):
+            return loaded.get(name, hole)
+    return hole
 
 
 def _uses(code: ir.Code) -> Iterator[tuple[str, str]]:
@@ -172,7 +214,7 @@ def _used_again(role: Role, product: Product) -> Iterator[tuple[str, Site]]:
     """Yields the blocks behind the main loop that would need a second layout, where they would: blocks that are not
     made of its sum, which have that of the sum where they meet it and another one in a store, at their second use; and
     blocks that are made of the sum, where they are moved."""
-    of_sum, used = {product.sum}, set[str]()
+    of_sum, used = {dot.sum for dot in product.dots}, set[str]()
     for s in role.body[role.body.index(product.whole) + 1 :]:
         uses = [use for code in s.codes for use in _uses(code)]
         for name, how in uses:
@@ -212,13 +254,13 @@ def _tree(code: ir.Code) -> ast.expr:
     return ast.parse(code.text, mode="eval").body
 
 
-def _is_dot(code: ir.Code) -> bool:
-    """Whether it is tl.dot of two blocks and a sum."""
+def _given_to_dot(code: ir.Code) -> list[Any]:
+    """The holes that are both blocks and the sum, if the expression is tl.dot of these; else none."""
     match _tree(code):
-        case ast.Call(ast.Attribute(ast.Name("tl"), "dot"), given, keywords):
-            holes = [ast.unparse(a) for a in given] == ["{0}", "{1}", "{2}"]
-            return holes and {k.arg for k in keywords} <= {"input_precision"}
-    return False
+        case ast.Call(ast.Attribute(ast.Name("tl"), "dot"), [_, _, _] as given, keywords):
+            holes = [code.holes[k] for a in given if isinstance(a, ast.Set) for k in map(ast.literal_eval, a.elts)]
+            return holes if len(holes) == 3 and {k.arg for k in keywords} <= {"input_precision"} else []
+    return []
 
 
 def zeros_of(code: ir.Code) -> tuple[int, int] | None:
@@ -234,67 +276,72 @@ def zeros_of(code: ir.Code) -> tuple[int, int] | None:
 Fail = Callable[[str, ir.Statement], FormError]
 
 
-def _check_in_tensor_memory(role: Role, dot: ir.Compute, target: Target, fail: Fail) -> None:
+def _check_in_tensor_memory(role: Role, dots: tuple[Dot, ...], target: Target, fail: Fail) -> None:
     assert isinstance(role.resource, SMs)
-    ((m, n, k),), warps = dot.code.dots, role.resource.warps
-    least, most = SUM_COLUMNS
-    columns = SUMS * n * -(-m // LANES)
-    fits = m in SUM_ROWS and n % least == 0 and n <= most and k % DEPTH == 0 and columns <= target.sum_columns
-    if not fits or warps % WARPS_OF_GROUP or m * n > THREAD_SUMS * warps * target.warp_size:
-        rows = ", ".join(map(str, SUM_ROWS))
-        raise fail(
-            f"multiplies {m} x {k} by {k} x {n} and reads the sums with {warps} warps: tensor memory takes sums of "
-            f"{rows} rows and {least} to {most} columns, {SUMS} of them in {target.sum_columns} columns, steps of "
-            f"{DEPTH}; groups of {WARPS_OF_GROUP} warps read them, {THREAD_SUMS} numbers a thread",
-            dot,
-        )
+    warps, (least, most) = role.resource.warps, SUM_COLUMNS
+    columns = sum(SUMS * n * -(-m // LANES) for m, n, _ in (dot.shape for dot in dots))
+    numbers = sum(m * n for m, n, _ in (dot.shape for dot in dots))
+    for dot in dots:
+        m, n, k = dot.shape
+        fits = m in SUM_ROWS and n % least == 0 and n <= most and k % DEPTH == 0 and columns <= target.sum_columns
+        if not fits or warps % WARPS_OF_GROUP or numbers > THREAD_SUMS * warps * target.warp_size:
+            rows = ", ".join(map(str, SUM_ROWS))
+            raise fail(
+                f"multiplies {m} x {k} by {k} x {n} and reads the sums with {warps} warps: tensor memory takes sums of "
+                f"{rows} rows and {least} to {most} columns, {SUMS} of each in {target.sum_columns} columns, steps of "
+                f"{DEPTH}; groups of {WARPS_OF_GROUP} warps read them, {THREAD_SUMS} numbers a thread",
+                dot.made,
+            )
 
 
-def _check_in_registers(role: Role, dot: ir.Compute, target: Target, fail: Fail) -> None:
+def _check_in_registers(role: Role, dots: tuple[Dot, ...], target: Target, fail: Fail) -> None:
     assert isinstance(role.resource, SMs)
-    ((m, n, k),), warps = dot.code.dots, role.resource.warps
-    down = min(warps, m // DEPTH)
-    columns = COLUMNS * warps // down
-    if warps % WARPS_OF_GROUP or down % WARPS_OF_GROUP or m % ROWS_OF_GROUP or n % columns or k % DEPTH:
-        raise fail(
-            f"multiplies {m} x {k} by {k} x {n} with {warps} warps: groups of {WARPS_OF_GROUP} warps take "
-            f"{ROWS_OF_GROUP} rows, and steps of {DEPTH}",
-            dot,
-        )
+    warps = role.resource.warps
+    for dot in dots:
+        m, n, k = dot.shape
+        down = max(1, min(warps, m // DEPTH))
+        columns = COLUMNS * warps // down
+        if warps % WARPS_OF_GROUP or down % WARPS_OF_GROUP or m % ROWS_OF_GROUP or n % columns or k % DEPTH:
+            raise fail(
+                f"multiplies {m} x {k} by {k} x {n} with {warps} warps: groups of {WARPS_OF_GROUP} warps take "
+                f"{ROWS_OF_GROUP} rows, and steps of {DEPTH}",
+                dot.made,
+            )
 
 
 def _refused(program: TileProgram, facts: Facts, multiplying: list[Role]) -> Iterator[tuple[str, Site]]:
     """Yields the reasons to refuse a program that do not depend on its main loop."""
     if not multiplying:
         yield "no role multiplies", program.site
+        return
     if len(multiplying) > 1:
         first, second = multiplying[:2]
         yield f"{first.name} and {second.name} multiply; the form takes one role that does", second.site
-    if program.routes:
-        yield f"it has a route, {program.routes[0].rows}, whose rows no descriptor describes", program.site
+    for together in members(program.in_kernel):
+        if len(together) > 1 and multiplying[0] in together:
+            yield f"{multiplying[0].name} takes turns with other roles", multiplying[0].site
     if facts.timed:
         yield "its times are to be recorded; the portable form does that", program.site
     for dim in program.cut:
-        if dim not in facts.equal:
+        if dim not in facts.equal and dim not in program.routed:
             yield f"the parts of {dim} differ in length; the form takes parts of one length", program.site
     for role in program.in_kernel:
         if isinstance(role.resource, SMs) and role.resource.via == "multicast":
             yield f'{role.name} has via="multicast"; the form takes stores to one rank after the other', role.site
         for s in ir.walk(role.body):
-            yield from ((f"{role.name} reads {v}, rows that integers pick", s.site) for v in s.read if v.picked_by)
-            yield from ((f"{role.name} moves rows where {v} says so", s.site) for v in s.wheres)
-            yield from ((f"{role.name} {why}", s.site) for why in _words(s, role))
+            yield from ((f"{role.name} {why}", s.site) for why in _words(s, role, dict(program.functions)))
         if not multiplies(role):
             yield from ((f"{role.name} uses {name} in another layout", site) for name, site in _in_two_layouts(role))
 
 
-def _words(s: ir.Statement, role: Role) -> Iterator[str]:
+def _words(s: ir.Statement, role: Role, functions: dict[str, Any]) -> Iterator[str]:
     """Yields the words of a statement that Gluon lacks, or that the form does not take."""
     from triton.experimental.gluon import language as gluon  # here, because the portable form needs no Gluon
 
     for code in s.codes:
         for called in (h for h in code.holes if isinstance(h, ir.Called)):
-            yield f"calls {called}, a Triton function of the user, whose blocks have no layouts"
+            if not by_element(functions[called.name]):
+                yield f"calls {called}, a Triton function of the user that does not compute element by element"
         for node in ast.walk(_tree(code)):
             match node:
                 case ast.Attribute(ast.Name("tl"), word) if not hasattr(gluon, word):

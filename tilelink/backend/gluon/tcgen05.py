@@ -69,10 +69,9 @@ def emptied(sums, empty, tile):
 
 
 @gluon.jit
-def multiply(left, right, acc, adds, ready, free, stage, phase):
-    """Issues acc + left @ right for blocks of a stage when the stage is ready; left @ right if not `adds`. The stage is
-    free when the product is done."""
-    mbarrier.wait(ready.index(stage), phase)
+def multiply(left, right, acc, adds, free, stage):
+    """Issues acc + left @ right for blocks of a stage; left @ right if not `adds`. The stage is free when all its
+    products are done."""
     tcgen05_mma(left, right, acc, use_acc=adds, mbarriers=[free.index(stage)])
 
 
@@ -84,14 +83,25 @@ def complete(full, tile):
 
 
 @gluon.jit
-def finished(sums, full, empty, tile):
-    """Waits until the sum of a tile is full, and returns it. Its memory is empty then."""
+def until_full(full, tile):
+    """Waits until the sums of a tile are full."""
     number, phase = place(tile, SUMS)
     mbarrier.wait(full.index(number), phase)
     _fence("after")
-    of_tile = sums.index(number)
-    acc = of_tile.load(_read(of_tile.shape, of_tile.layout, tl.num_warps()))
+
+
+@gluon.jit
+def of_tile(sums, tile):
+    """The sum of a tile, read from its memory."""
+    number, _ = place(tile, SUMS)
+    memory = sums.index(number)
+    return memory.load(_read(memory.shape, memory.layout, tl.num_warps()))
+
+
+@gluon.jit
+def finished(empty, tile):
+    """Says that the sums of a tile are read: their memory is empty."""
+    number, _ = place(tile, SUMS)
     _fence("before")
     debug_barrier()
     mbarrier.arrive(empty.index(number), count=1)
-    return acc

@@ -33,13 +33,15 @@ def sums(shape: tl.constexpr):
 
 
 @gluon.jit
-def multiply(left, right, acc, ready, free, stage, phase):
-    """Begins acc + left @ right for blocks of a stage when the stage is ready. The product before is then done, and its
-    stage free; this product is under way."""
-    mbarrier.wait(ready.index(stage), phase)
-    acc = warpgroup_mma_wait(1, deps=[warpgroup_mma(left, right, acc, is_async=True)])
+def multiply(left, right, acc):
+    """Begins acc + left @ right for blocks of a stage. The product before is then done; this one is under way."""
+    return warpgroup_mma_wait(1, deps=[warpgroup_mma(left, right, acc, is_async=True)])
+
+
+@gluon.jit
+def give_back_stage(free, stage):
+    """Says that the stage before is multiplied."""
     mbarrier.arrive(free.index(stage), count=1)
-    return acc
 
 
 @gluon.jit

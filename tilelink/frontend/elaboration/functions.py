@@ -6,14 +6,15 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeGuard
 
 import triton
 import triton.language as tl
 
 from tilelink.errors import shown
 from tilelink.frontend.expressions import Boolean, Expr
-from tilelink.frontend.values import Block
+from tilelink.frontend.values import ELEMENTWISE, Block
 
 _NOT_COMPILED: dict[type[ast.AST], tuple[str, str]] = {
     ast.Break: ("a break", "no loop ends early; let later steps change nothing, by an `if` around the rest of it"),
@@ -27,6 +28,8 @@ _NOT_COMPILED: dict[type[ast.AST], tuple[str, str]] = {
 OF_WORKERS = ("depends on the workers of the schedule, and a tile is the same whichever computes it; take the tile's "
               "ranges, such as t.rows.start")
 """Why tl.program_id and tl.num_programs are refused, and what to do."""
+_BY_ELEMENT = ELEMENTWISE - {"softmax", "cumsum", "cumprod", "flip"} | {"cast", "to", "dtype"}
+"""Words of Triton, and of its blocks, that give each element from elements at the same place, or a type."""
 _OF_TYPES = ("dtype", "shape", "type", "numel")
 """Attributes of a block that Triton knows when it compiles."""
 
@@ -38,6 +41,28 @@ def problem_of(called: triton.runtime.JITFunction, given: Mapping[str, Any]) -> 
     found = (p for problems in (_of_products, _of_workers, _of_globals) for f in callees for p in problems(f))
     data = {n for n, v in given.items() if _varies(v)}
     return next(found, None) or _early_return(called, data) or _untranslated(called, data)
+
+
+def by_element(called: triton.runtime.JITFunction) -> bool:
+    """Whether a function, with those that it calls, computes each element of a block from elements at the same place.
+    All its blocks then lie alike."""
+    return not any(_moves(f, node) for f in _with_callees(called) for node in _everything(_definition(f)))
+
+
+def _moves(f: triton.runtime.JITFunction, node: ast.AST) -> bool:
+    """Whether an index, or a word of Triton or of its blocks, may bring numbers to other places."""
+    if isinstance(node, ast.Subscript):
+        return True
+    meant = _meant(node, {**f.fn.__globals__, **inspect.getclosurevars(f.fn).nonlocals}) if _named(node) else None
+    if isinstance(meant, triton.runtime.JITFunction) and not meant.__module__.startswith("triton."):
+        return False
+    word = node.attr if isinstance(node, ast.Attribute) else getattr(meant, "__name__", "")
+    constant = meant is None and not isinstance(node, ast.Attribute)
+    return not (constant or isinstance(meant, tl.dtype | tl.constexpr | ModuleType) or word in _BY_ELEMENT)
+
+
+def _named(node: ast.AST) -> TypeGuard[ast.Name | ast.Attribute]:
+    return isinstance(node, ast.Name | ast.Attribute)
 
 
 def _varies(value: Any) -> bool:
