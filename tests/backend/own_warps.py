@@ -244,7 +244,8 @@ class Machine:
 
         tl = SimpleNamespace(
             constexpr=lambda value: value, static_range=range, cast=lambda value, _: value, num_warps=lambda: 4,
-            arange=np.arange, minimum=np.minimum, maximum=np.maximum, load=Table.load, warp_specialize=self.warp_specialize,
+            arange=np.arange, minimum=np.minimum, maximum=np.maximum, load=Table.load,
+            warp_specialize=self.warp_specialize,
             allocate_shared_memory=self.allocate, zeros=lambda shape, *_: Block(np.zeros(shape)),
             inline_asm_elementwise=lambda *_, **__: 0, NVMMADistributedLayout=lambda *_: None,
             where=lambda condition, a, b: a if condition else b,
@@ -308,7 +309,7 @@ class Machine:
 
     def wait_all(self, control: object, words: Address, expected: Any, scope: str, tma: bool = False) -> int:
         """The signals that are waited for, and the least of each."""
-        self.awaited |= {(int(at), int(n)) for at, n in zip(words.at, np.broadcast_to(expected, words.at.shape))}
+        self.awaited |= {*zip(words.at.tolist(), np.broadcast_to(expected, words.at.shape).tolist(), strict=True)}
         return 0
 
     def notify(self, at: Address, scope: str, bulk: bool = False) -> None:

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import triton
 import triton.language as tl
 
 import tilelink as tk
 from tests.backend.edited import in_function, replaced
 from tests.backend.small_programs import Made, small, verdict
-from tests.parameters import each_once, first_of
+from tests.parameters import each_once, first_cases, first_of
 from tests.programs.alone import KN, MK, MN, alone
-from tests.programs.epilogues import half
+from tests.programs.epilogues import quartered_gelu
 from tests.verification.mutants.tools import Edit
 from tilelink.backend.gluon.module import RING_MODULE, TCGEN05, WGMMA
 from tilelink.backend.lower import lower_at
@@ -69,6 +70,38 @@ def multiplies_twice(t, x, weight, out):
 
 
 @tk.tile
+def multiplies_in_turn(t, x, weight, out):
+    acc = tl.zeros(t.shape, tl.float32)
+    for k in tk.steps(x.cols):
+        acc = tl.dot(x[t.rows, k].load(), weight[k, t.cols].load(), acc)
+        acc = tl.dot(x[t.rows, k].load(), weight[k, t.cols].load(), acc)
+    out[t].store(acc)
+
+
+@triton.jit
+def adds_up(x):
+    return x + tl.sum(x, 1)
+
+
+@triton.jit
+def indexes(x):
+    return x + x[None, 0]
+
+
+@triton.jit
+def adds_index(x):
+    return x + tl.arange(0, 256)
+
+
+@triton.jit
+def by_another(x):
+    return adds_up(x) * 2
+
+
+MOVING = adds_up, indexes, adds_index, by_another
+
+
+@tk.tile
 def begins_with_ones(t, x, weight, out):
     ones = tl.full(t.shape, 1.0, tl.float32)
     out[t].store(product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape, ones))
@@ -98,6 +131,11 @@ def masks(t, x, weight, out):
 def adds_columns(t, x, weight, out):
     acc = product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape)
     out[t].store(tl.maximum(acc + tl.arange(0, len(t.cols)), tl.arange(0, len(t.cols))))
+
+
+@tk.tile
+def transposes(t, x, weight, out):
+    out[t].store(tl.trans(product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape)))
 
 
 @tk.tile
@@ -165,7 +203,7 @@ def test_a_role_that_multiplies_is_a_function_for_each_of_its_warps() -> None:
     source = all_gather_matmul.show("gluon", "push", M=1024, N=1024, K=1024)
     compile(source, "shown", "exec")
     assert "[(matmul_multiply, (" in source and "), (matmul_load, (" in source and "matmul_tell" not in source
-    assert "acc = multiply(full_ring.index(stage), weight_ring.index(stage).permute((1, 0)), acc, ready, free" in source
+    assert "acc = multiply(full_ring.index(stage), weight_ring.index(stage).permute((1, 0)), acc)" in source
     assert "fetch(full_blocks_128_by_64, [M_lo + rows_ready, k_], full_ring, ready, stage)" in source
     assert source == all_gather_matmul.show("gluon", "push", target="sm_90", M=1024, N=1024, K=1024)
     told = matmul_reduce_scatter.show("gluon", "fused", M=1024, N=1024, K=1024)
@@ -181,7 +219,8 @@ def test_a_sum_in_tensor_memory_is_finished_while_the_next_is_multiplied() -> No
     assert "sums = accumulators((128, 256))" in functions["matmul"] and "full = barriers(2)" in functions["matmul"]
     for words in ("acc = emptied(sums, empty, tiles)\n        adds = False", "adds = True", "complete(full, tiles)"):
         assert words in multiply
-    assert "acc = finished(sums, full, empty, tiles)" in finish and "for k" not in finish.replace("# for k", "")
+    assert "acc = of_tile(sums, tiles)\n        finished(empty, tiles)" in finish
+    assert "for k" not in finish.replace("# for k", "")
     assert finish.index("finished(") < finish.index("lay_out(") < finish.index("send(") < finish.index("notify(")
     assert functions["matmul_load"] in matmul_reduce_scatter.show("gluon", "fused", M=1024, N=1024, K=1024).replace(
         "laid_out, ready, free, stored, told", "sums, laid_out, ready, free, full, empty"
@@ -200,13 +239,15 @@ def test_what_is_stored_or_told_is_so_in_lanes_that_are_not_poisoned(target: str
 REFUSED: list[tuple[str, Callable[[], str]]] = [
     ("no role multiplies", lambda: form(operators()["all_reduce"])),
     ("matmul_0 and matmul_1 multiply; the form takes one", lambda: form(all_gather_matmul.of(2), "push")),
-    ("it has a route, ", lambda: form(operators()["dispatch_matmul"])),
+    ("matmul takes turns with other roles", lambda: in_turns()),
     ("its times are to be recorded", lambda: form(all_gather_matmul, "push", timed=True)),
     ("the parts of M differ in length", lambda: form(all_gather_matmul, "push", M=(512, 256, 128, 128))),
     ('gather has via="multicast"', lambda: form(all_gather_matmul, "multicast")),
-    ("calls half, a Triton function of the user", lambda: form(all_gather_matmul.of(epilogue=half), "push")),
+    *((f"calls {f.fn.__name__}, a Triton function", lambda f=f: form(all_gather_matmul.of(epilogue=f), "push"))
+      for f in MOVING),
     ("uses tl.flip, which Gluon lacks", lambda: of_one(flips)),
-    ("does more in its main loop than tl.dot", lambda: of_one(doubles)),
+    ("does more in its main loop than to load blocks, and tl.dot", lambda: of_one(doubles)),
+    ("does more in its main loop than to load blocks, and tl.dot", lambda: of_one(multiplies_in_turn)),
     ("blocks of 131072 bytes a step, and needs room for 2", lambda: of_one(product_of_one, (128, 128, 256))),
     ("has more than one loop", lambda: of_one(multiplies_twice)),
     ("does more before its main loop", lambda: of_one(begins_with_ones)),
@@ -215,16 +256,25 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
     ("masks uses i again or moved, which may need another layout", lambda: of_one(masks)),
     ("turns uses block in another layout", lambda: beside_form(turns)),
     ("masks_alone uses j in another layout", lambda: beside_form(masks_alone)),
+    ("matmul uses acc again or moved", lambda: form(operators()["all_gather_split_matmul"], splits=4, depth=256)),
+    ("transposes uses tl.trans, which Gluon lacks", lambda: of_one(transposes)),
     ("adds_turned uses acc again or moved", lambda: of_one(adds_turned)),
     ("loads blocks of x that no descriptor describes", lambda: form(operators()["matmul"], K=1020)),
     ("multiplies float32; the form takes bfloat16 and float16", lambda: form(operators()["matmul"], dtype="float32")),
     ("multiplies 32 x 64 by 64 x 128 with 8 warps", lambda: of_one(product_of_one, (32, 128, 64))),
     ("multiplies 32 x 64 by 64 x 128 and reads", lambda: in_memory((32, 128, 64))),
     ("64 x 512 and reads the sums with 8 warps: tensor memory takes", lambda: in_memory((64, 512, 64))),
-    ("2 of them in 512 columns", lambda: in_memory((256, 256, 64))),
+    ("2 of each in 512 columns", lambda: in_memory((256, 256, 64))),
     ("groups of 4 warps read them, 128 numbers a thread", lambda: in_memory((128, 256, 64), warps=4)),
     ("may have no step in its main loop", lambda: begins_late()),
 ]
+
+
+def in_turns() -> str:
+    """A product of experts whose workers go on with the copies for the next experts."""
+    turns = {"dispatch": {"count": None, "wave": 1}, "matmul": {"wave": 1}}
+    program = operators()["dispatch_matmul"]
+    return form(program, program.schedule("push").changed(**turns))
 
 
 def begins_late() -> str:
@@ -334,6 +384,41 @@ def test_tails_with_a_bias(target: str) -> None:
     assert found.findings == () and found.expected == found.found
 
 
+@pytest.mark.parametrize("target", first_of([WARPS, IN_MEMORY]))
+def test_functions_of_users_that_compute_by_element(target: str) -> None:
+    program = all_gather_matmul.of(epilogue=quartered_gelu)
+    found = verdict(small(target, program, "push"))
+    assert found.findings == () and found.expected == found.found and found.spill_bytes == 0
+
+
+@pytest.mark.parametrize("target", [WARPS, pytest.param(IN_MEMORY, marks=pytest.mark.verify)])
+def test_two_products_of_one_block(target: str) -> None:
+    made = small(target, operators()["all_gather_gated_matmul"], "push")
+    found = verdict(made)
+    assert found.findings == () and found.expected == found.found and found.spill_bytes == 0
+    assert "fetch(full_blocks" in made[0].source and made[0].source.count("fetch(") == 3, "the rows come once"
+
+
+WITH_ROUTES = (
+    ("dispatch_matmul push", WARPS), ("grouped_matmul_reduce_scatter push", WARPS),
+    ("all_gather_grouped_matmul engine", WARPS), ("expert_weight_gradient gemm", WARPS),
+    ("matmul_combine push", IN_MEMORY), ("all_gather_grouped_matmul push", IN_MEMORY),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("named", "target"), first_cases(WITH_ROUTES))
+def test_rows_of_experts(named: str, target: str) -> None:
+    """Their tables are those of the portable form."""
+    name, schedule = named.split()
+    program = operators()[name]
+    dims = {d for t in program.recorded(program.absent("bf16")).tensors for d in (*t.dims, *t.called)}
+    sizes = {d: n for d, n in {**SIZES, "top": 2}.items() if d in dims}
+    made, exact = program.lowered_at(schedule, target=FORMS[target], world=4, sizes=sizes, dtypes="bf16")
+    found = verdict((made, exact))
+    assert found.findings == () and found.expected == found.found and found.spill_bytes == 0
+    assert made.portable is not None and made.tables == made.portable.tables
+
+
 NOT_TAKEN_OVER = replaced(r"^ +take_over\(.*\n", "")
 SOURCE: list[tuple[str, str, Edit, str]] = [
     ("bytes", "pull", replaced(r"step, \d+, num_stages", "step, 64, num_stages"), "bytes come into a stage"),
@@ -347,27 +432,28 @@ SOURCE: list[tuple[str, str, Edit, str]] = [
     ("notify", "fused", replaced(r"^( +)notify\(.*\n", r"\1pass\n"), "release"),
     ("dot", "pull", replaced(r"acc = multiply\(.*\)", "acc += 1"), "mma"),
 ]  # fmt: skip
+NOT_READY = "a stage is multiplied that nobody"
 RING_CODE: list[tuple[str, str, Edit, str]] = [
     ("free", "pull", in_function("claim_behind", r"^ +mbarrier.wait.*\n", ""), "blocks are loaded into a stage that"),
-    ("ready", "pull", in_function("multiply", r"^ +mbarrier.wait.*\n", ""), "a stage is multiplied that nobody"),
-    ("given back", "pull", in_function("multiply", r"^ +mbarrier.arrive.*\n", ""), "a stage is not given back"),
+    ("ready", "pull", in_function("until_ready", r"^( +)mbarrier.wait.*", r"\1pass"), NOT_READY),
+    ("given back", "pull", in_function("give_back_stage", r"^( +)mbarrier.arrive.*", r"\1pass"), "not given back"),
     ("done", "pull", in_function("multiply", r"mma_wait\(1", "mma_wait(2"), "a stage is not given back"),
     ("barrier", "fused", in_function("hand_over", r"^ +debug_barrier.*\n", ""), "a tile is handed over before all"),
     ("fence", "fused", in_function("lay_out", r"^ +fence_async.*", ""), "no fence lets the copy engine see it"),
 ]
 SUMS_SOURCE: list[tuple[str, str, Edit, str]] = [
     ("complete", "pull", replaced(r"^ +complete\(.*\n", ""), "a sum is read before its products are done"),
+    ("early", "pull", replaced(r"^( +acc = of_tile.*\n)( +finished.*\n)", r"\2\1"), "not read yet"),
     ("notify", "fused", replaced(r"^( +)notify\(.*\n", r"\1pass\n"), "release"),
     ("bytes", "pull", replaced(r"step, \d+, num_stages", "step, 64, num_stages"), "bytes come into a stage"),
 ]
 SUMS_CODE: list[tuple[str, str, Edit, str]] = [
     ("empty", "pull", in_function("emptied", r"^ +mbarrier.wait.*\n", ""), "into a sum that is not read yet"),
     ("read", "pull", in_function("finished", r"^ +mbarrier.arrive.*\n", ""), "into a sum that is not read yet"),
-    ("full", "pull", in_function("finished", r"^ +mbarrier.wait.*\n", ""), "a sum is read before its products"),
+    ("full", "pull", in_function("until_full", r"^ +mbarrier.wait.*\n", ""), "a sum is read before its products"),
     ("barrier", "pull", in_function("finished", r"^ +debug_barrier.*\n", ""), "given back before all warps have read"),
-    ("early", "pull", in_function("finished", r"^( +acc = .*\n)((?: .*\n)*)(?= +return)", r"\2\1"), "not read yet"),
     ("free", "pull", in_function("claim_behind", r"^ +mbarrier.wait.*\n", ""), "blocks are loaded into a stage that"),
-    ("ready", "pull", in_function("multiply", r"^ +mbarrier.wait.*\n", ""), "a stage is multiplied that nobody"),
+    ("ready", "pull", in_function("until_ready", r"^( +)mbarrier.wait.*", r"\1pass"), NOT_READY),
     ("given back", "pull", in_function("multiply", r", mbarriers=.*\)", ")"), "a stage is not given back"),
     ("fence", "fused", in_function("lay_out", r"^ +fence_async.*", ""), "no fence lets the copy engine see it"),
 ]

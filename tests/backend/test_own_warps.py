@@ -18,6 +18,7 @@ from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_gated_matmul import all_gather_gated_matmul
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
+from tilelink.kernels.expert_weight_gradient import expert_weight_gradient
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 
 REGISTERS, MEMORY = "sm_90+warps", "sm_100+warps"
@@ -85,6 +86,12 @@ COUNTS = np.array([[5, 0, 60, 70], [0, 0, 0, 0], [1, 40, 0, 24]])
 """Rows of each expert from each source: two tiles and a rest, none, and one tile and a row."""
 
 
+def running(lengths: np.ndarray, first: int = 0) -> Table:
+    """The running table of these lengths, with a row for each rank; only this rank reads its own."""
+    row = np.concatenate([[0], np.cumsum(lengths)]) + first
+    return Table(np.concatenate([np.full(RANK * len(row), -1), row]))
+
+
 def of_experts(seed: int, target: str, edit: Edit = lambda source: source) -> bool:
     """Whether a role multiplies the rows of each expert by its weight, behind waits for all sources of a tile's rows.
     Raises HandedWrongly."""
@@ -95,22 +102,18 @@ def of_experts(seed: int, target: str, edit: Edit = lambda source: source) -> bo
     bound = dispatch_matmul.bind(dispatch_matmul.schedule("push").changed(**tiled), "bf16", dispatch_matmul.optional)
     sizes = {"K": K, "N": WIDTH, "experts": EXPERTS, "routed": WORLD * ROUTED, "sent": WORLD * ROUTED, "tokens": 256}
     exact = Sizes.of(bound, WORLD, sizes, counted=False)
-    begins = np.concatenate([[0], np.cumsum(COUNTS)]) + RANK * ROUTED
-    tiles = np.concatenate([[0], np.cumsum(-(-COUNTS.sum(1) // TILE))])
 
     def stored(at: Address, numbers: Any, mask: Any) -> None:
         here = np.broadcast_to(mask, numbers.shape)
         out.reshape(-1)[np.broadcast_to(at.at, numbers.shape)[here]] = numbers[here]
 
-    def of_rank(table: np.ndarray) -> Table:
-        return Table(np.concatenate([np.full(RANK * len(table), -1), table]))
-
     machine = Machine(seed, stored, lambda at: None)
     given = {
         "worker": 0, "workers": 1, "control": 0, "heaps": 0, "rank": RANK, "world": WORLD, "K": K, "N": WIDTH,
         "experts": EXPERTS, "routed_part": ROUTED, "out": Address(RANK, "out"), "out_stride_routed": WIDTH,
-        "out_stride_N": 1, "rows_signals": "signals", "routed_running": of_rank(begins),
-        "tiles_matmul_running": of_rank(tiles), "rows_blocks_64_by_64": Ending(rows, (1, 1, TILE, TILE)),
+        "out_stride_N": 1, "rows_signals": "signals", "routed_running": running(COUNTS.reshape(-1), RANK * ROUTED),
+        "tiles_matmul_running": running(-(-COUNTS.sum(1) // TILE)),
+        "rows_blocks_64_by_64": Ending(rows, (1, 1, TILE, TILE)),
         "weight_blocks_64_by_64": Described(weight, (1, TILE, TILE)),
     }  # fmt: skip
     machine.run(functions(machine, lower_at(bound, exact, FORMS[target]), edit)["matmul"], given)
@@ -120,6 +123,35 @@ def of_experts(seed: int, target: str, edit: Edit = lambda source: source) -> bo
     sources = {(WORDS * k, -(-n // 32)) for k, n in enumerate(COUNTS.reshape(-1)) if n}
     awaited = {(at, n) for at, n in machine.awaited if n}
     return np.array_equal(out[:last], right) and bool(np.isnan(out[last:]).all()) and awaited == sources
+
+
+def gradient_of_experts(seed: int, edit: Edit = lambda source: source) -> bool:
+    """Whether a role gives each expert the transpose of its rows of one matrix times those of another: zeros, where it
+    has no rows. Raises HandedWrongly."""
+    rng = np.random.default_rng(seed)
+    dout, rows = (rng.integers(-3, 4, (ROUTED, TILE)).astype(float) for _ in range(2))
+    found = np.full((EXPERTS, TILE, TILE), np.nan)
+    tiles = expert_weight_gradient.schedule("gemm").changed(weight_gradient={"tile": (None, *[TILE] * 3), "warps": 4})
+    bound = expert_weight_gradient.bind(tiles, "bf16")
+    sizes = {"N": TILE, "K": TILE, "experts": EXPERTS, "routed": WORLD * ROUTED, "sent": WORLD * ROUTED}
+    made = lower_at(bound, Sizes.of(bound, WORLD, sizes, counted=False), FORMS[REGISTERS])
+
+    def stored(at: Address, numbers: Any, mask: Any) -> None:
+        found.reshape(-1)[at.at] = numbers
+
+    machine = Machine(seed, stored, lambda at: None)
+    given = {
+        "worker": 0, "workers": 1, "control": 0, "rank": RANK, "world": WORLD, "K": TILE, "N": TILE,
+        "experts": EXPERTS, "routed_part": ROUTED, "routed_running": running(COUNTS.reshape(-1), RANK * ROUTED),
+        "tiles_weight_gradient_running": running(np.ones(EXPERTS, int)), "dweight": Address(RANK, "dweight"),
+        "dweight_stride_experts": TILE * TILE, "dweight_stride_N": TILE, "dweight_stride_K": 1,
+        "dout_blocks_64_by_64": Ending(dout, (1, 1, TILE, TILE)),
+        "rows_blocks_64_by_64": Ending(rows, (1, 1, TILE, TILE)),
+    }  # fmt: skip
+    machine.run(functions(machine, made, edit)["weight_gradient"], given)
+    ends = np.cumsum(COUNTS.sum(1))
+    parts = [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
+    return np.array_equal(found, np.stack([dout[p].T @ rows[p] for p in parts]))
 
 
 def copied(seed: int, edit: Edit = lambda source: source, stages: int = 2) -> bool:
@@ -170,6 +202,18 @@ def test_rows_of_experts_are_multiplied_behind_their_waits(target: str) -> None:
     assert all(of_experts(seed, target) for seed in range(SEEDS))
 
 
+def test_gradients_of_experts_are_of_their_rows() -> None:
+    assert all(gradient_of_experts(seed) for seed in range(SEEDS))
+
+
+@pytest.mark.parametrize("edit", [
+    replaced(r"dout_ring.index\(stage\).permute\(\(1, 0\)\)", "dout_ring.index(stage)"),
+    replaced(r"tl.cast\(\(-rank\*routed_part \+ routed_to\), tl.int32\)", "200"),
+], ids=["not transposed", "with rows of the next expert"])
+def test_gradients_of_experts_that_are_wrong_are_seen(edit: Edit) -> None:
+    assert not gradient_of_experts(0, edit)
+
+
 @pytest.mark.parametrize("edit", [
     replaced(r"fetch\(weight_blocks_64_by_64, \[expert,", "fetch(weight_blocks_64_by_64, [0,"),
     replaced(r"tl.cast\(\(-rank\*routed_part \+ routed_to\), tl.int32\)", "200"),
@@ -200,7 +244,7 @@ WRONG: list[tuple[str, str, str, Edit]] = [
     ("a stage is loaded before it is free", MEMORY, "push", without("claim_behind", "mbarrier.wait")),
     ("a stage is free too early", MEMORY, "push", in_function("claim", r"step, step", "step, step - 1")),
     ("a stage is multiplied before it is ready", MEMORY, "push", without("until_ready", "mbarrier.wait")),
-    ("a stage is free after one of two products", MEMORY, "gated", replaced(r"free = barriers\(4, 2\)", "free = barriers(4, 1)")),
+    ("a stage is free after one of two products", MEMORY, "gated", replaced(r"barriers\(4, 2\)", "barriers(4)")),
     ("a sum is stored before it is done", REGISTERS, "gated", in_function("multiplied", r"wait\(0", "wait(2")),
     ("both products have one weight", MEMORY, "gated", replaced(r"up_ring\.index", "gate_ring.index")),
     ("both products have one sum", MEMORY, "gated", replaced(r"emptied\(sums_1", "emptied(sums")),

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tilelink as tk
+from tests.backend.small_programs import verdict
 from tests.frontend.wrong import Case, check, of_role
 from tests.kernels.gather_gemm import small_world
 from tests.parameters import each_once
@@ -21,7 +22,6 @@ from tilelink.emulator import Operation
 from tilelink.errors import (
     DimensionError,
     DtypeError,
-    FormError,
     ScheduleError,
     TileSizeError,
     UnguardedReadError,
@@ -155,9 +155,15 @@ def test_what_does_not_know_the_integers_is_refused() -> None:
     said = r"send can't multicast: where=wanted\[.*\] .* moves other rows for each reader"
     with pytest.raises(ScheduleError, match=said):
         gathered_where.check(multicast, world=2, M=32, N=32)
-    schedule = tk.Schedule(twice=tk.SMs(tile=(64, 64, 64)), to_home=tk.SMs(tile=(16, 64), at="source"), total=TILES)
-    with pytest.raises(FormError, match=r"to_home moves rows where here\[.*\] says so"):
-        scattered_where.lowered_at(schedule, target=FORMS["sm_90+warps"], world=2, sizes={"M": 128, "K": 64, "N": 64})
+
+
+@pytest.mark.versions
+def test_the_specialised_form_moves_them_too() -> None:
+    tiles = {"twice": tk.SMs(tile=(64, 64, 64), warps=4), "to_home": tk.SMs(tile=(16, 64), at="source", warps=4)}
+    at = {"target": FORMS["sm_90+warps"], "world": 2, "sizes": {"M": 128, "K": 64, "N": 64}, "dtypes": "bf16"}
+    made = scattered_where.lowered_at(tk.Schedule(**tiles, total=tk.SMs(2, tile=(16, 16), warps=4)), **at)
+    found = verdict(made)
+    assert found.findings == () and found.expected == found.found and "mask=" in made[0].source
 
 
 # ---- what is not understood

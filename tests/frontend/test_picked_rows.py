@@ -198,10 +198,10 @@ def test_to_other_nodes_a_row_is_put_at_a_time() -> None:
         lane.run(lambda g: call.on(g, there_and_back_by("pull")))
 
 
-def test_the_specialised_form_and_copy_engines_are_refused() -> None:
+def test_a_product_of_them_has_no_descriptors_and_no_copy_engine_brings_them() -> None:
     schedule, at = SCHEDULES[picked_product], {"world": 1, "sizes": dict.fromkeys("MSKN", 32)}
-    with pytest.raises(FormError, match=r"multiply reads x\[order\[.*, rows that integers pick"):
-        picked_product.lowered_at(schedule, target=FORMS["sm_90+warps"], **at)
+    with pytest.raises(FormError, match="multiply loads blocks of x that no descriptor describes"):
+        picked_product.lowered_at(schedule, target=FORMS["sm_90+warps"], dtypes="bf16", **at)
     assert "tl.load(x + " in picked_product.lowered_at(schedule, target=CPU, **at)[0].source
 
     engine = tk.Schedule(pick=tk.CopyEngine(tile=(16, None)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 from tilelink.backend import parameters
 from tilelink.backend.gluon.emit import GluonEmitter
@@ -89,6 +90,12 @@ class GluonModule(Module):
 
     def tables(self) -> None:
         """Makes no kernel: the tables are those of the portable form."""
+
+    def behind_a_branch(self, write: Writer) -> AbstractContextManager[None]:
+        """Opens no branch, which is not enough here."""
+        if self.program.on_engine:
+            write.do(call("uniform"))
+        return nullcontext()
 
     def ends(self) -> Body:
         """Statements of the last worker of a run: it drains all signals, and leaves unless the lane is poisoned."""

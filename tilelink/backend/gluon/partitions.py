@@ -140,9 +140,9 @@ class Partition(GluonEmitter):
 
     def factors(self, dot: Dot) -> Iterator[Source]:
         """The operands of a dot, in a stage of the ring."""
-        for view in dot.factors:
+        for view, turned in dot.factors:
             lies = f"{self.ring.blocks[view]}.index({self.stage})"
-            yield f"{lies}.permute((1, 0))" if self.ring.product.operands[view].turned else lies
+            yield f"{lies}.permute((1, 0))" if self.ring.product.operands[view].turned != turned else lies
 
     def settles(self, s: ir.Wait) -> bool:
         """No wait settles: the warps that send a tile do."""

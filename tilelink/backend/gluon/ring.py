@@ -1,8 +1,9 @@
 """The ring of blocks in shared memory, and the barriers, that the warps of a role that multiplies hand each other.
 
-A phase of a barrier ends when as many have arrived as it counts, mostly one; a wait for the phase before the first
+A phase of a barrier ends when all have arrived that it counts, mostly one; a wait for the phase before the first
 returns at once. A stage of the ring is `ready` when all its bytes have come, and then `free` when it is multiplied. A
-tile is `stored`, and then `told`. The copy engine for tiles (TMA) loads; `wgmma.py` (Hopper) and `tcgen05.py` (Blackwell) multiply.
+tile is `stored`, and then `told`. The copy engine for tiles (TMA) loads; `wgmma.py` (Hopper) and `tcgen05.py`
+(Blackwell) multiply.
 """
 
 from triton.experimental import gluon
@@ -24,7 +25,7 @@ def ring(blocks, shape: tl.constexpr, num_stages: tl.constexpr):
 
 @gluon.jit
 def barriers(number: tl.constexpr, arrivals: tl.constexpr = 1):
-    """Barriers whose phase ends when so many have arrived."""
+    """Barriers, each of which counts so many arrivals."""
     made = tl.allocate_shared_memory(tl.int64, [number, 1], mbarrier.MBarrierLayout())
     for k in tl.static_range(number):
         mbarrier.init(made.index(k), count=arrivals)

@@ -44,11 +44,12 @@ _REDUCING = ("sum", "max", "min", "reduce", "xor_sum", "argmax", "argmin")
 
 @dataclass(frozen=True)
 class Dot:
-    """A dot of a main loop: the sum that it adds to, which begins with `zeros`, and the views of both operands."""
+    """A dot of a main loop: the sum that it adds to, which begins with `zeros`, and the views of both operands, each
+    with whether the dot takes its transpose."""
 
     made: ir.Compute
     zeros: ir.Compute
-    factors: tuple[ir.View, ir.View]
+    factors: tuple[tuple[ir.View, bool], ...]
 
     @property
     def sum(self) -> str:
@@ -143,7 +144,7 @@ def product_of(role: Role, program: TileProgram, facts: Facts, target: Target) -
             raise fail("does more before its main loop than to wait, and to begin sums with tl.zeros in float32", s)
     dots = tuple(_dots(loop, before, fail))
     operands = {}
-    for view in dict.fromkeys(view for dot in dots for view in dot.factors):
+    for view in dict.fromkeys(view for dot in dots for view, _ in dot.factors):
         block = pipelining.block_of(view, program, facts)
         if block is None:
             raise fail(
@@ -176,8 +177,8 @@ def _dots(loop: ir.For, before: ir.Body, fail: Fail) -> Iterator[Dot]:
                 loaded[name] = view
                 continue
             case ir.Compute(targets=(name,)) if s.targets in begun:
-                match [_block(hole, loaded) for hole in _given_to_dot(s.code)]:
-                    case [ir.View() as left, ir.View() as right, ir.Variable(total)] if total == name:
+                match [(_block(hole, loaded), turned) for hole, turned in _given_to_dot(s.code)]:
+                    case [(ir.View(), _) as left, (ir.View(), _) as right, last] if last == (ir.Variable(name), False):
                         yield Dot(s, begun.pop(s.targets), (left, right))
                         continue
         raise fail("does more in its main loop than to load blocks, and tl.dot of two of them onto a sum of its own", s)
@@ -212,19 +213,21 @@ def _uses(code: ir.Code) -> Iterator[tuple[str, str]]:
 
 def _used_again(role: Role, product: Product) -> Iterator[tuple[str, Site]]:
     """Yields the blocks behind the main loop that would need a second layout, where they would: blocks that are not
-    made of its sum, which have that of the sum where they meet it and another one in a store, at their second use; and
-    blocks that are made of the sum, where they are moved."""
-    of_sum, used = {dot.sum for dot in product.dots}, set[str]()
+    made of its sums, which have that of a sum where they meet it and another one in a store, at their second use; and
+    blocks that are made of a sum, where they are moved, or get more dimensions than the sum has."""
+    of_sum, used, reduced = {dot.sum for dot in product.dots}, set[str](), set[str]()
     for s in role.body[role.body.index(product.whole) + 1 :]:
         uses = [use for code in s.codes for use in _uses(code)]
         for name, how in uses:
-            if name in used or (name in of_sum and how in _MOVING):
+            if name in used or (name in of_sum and how in _MOVING) or (name in of_sum - reduced and how):
                 yield name, s.site
             if name not in of_sum:
                 used.add(name)
         if isinstance(s, ir.Compute):
-            used -= {*s.targets}
-            of_sum = of_sum | {*s.targets} if of_sum & {name for name, _ in uses} else of_sum - {*s.targets}
+            names, made = {name for name, _ in uses}, {*s.targets}
+            fewer = _reduces(s.code) or not names & (of_sum - reduced)
+            used, of_sum = used - made, of_sum | made if of_sum & names else of_sum - made
+            reduced = reduced | made if fewer else reduced - made
 
 
 def _in_two_layouts(role: Role) -> Iterator[tuple[str, Site]]:
@@ -241,12 +244,16 @@ def _in_two_layouts(role: Role) -> Iterator[tuple[str, Site]]:
             if len(ways[number]) > 1:
                 yield name, s.site
         if isinstance(s, ir.Compute):
-            reduces = any(isinstance(n, ast.Attribute) and n.attr in _REDUCING for n in ast.walk(_tree(s.code)))
-            meeting = {group[name] for name, how in uses if not how and not reduces}
+            meeting = {group[name] for name, how in uses if not how and not _reduces(s.code)}
             new = next(fresh)
             ways[new] = set[str]().union(*(ways[number] for number in meeting))
             group = {name: new if number in meeting else number for name, number in group.items()}
             group |= dict.fromkeys(s.targets, new)
+
+
+def _reduces(code: ir.Code) -> bool:
+    """Whether an expression makes a block of fewer dimensions."""
+    return any(isinstance(n, ast.Attribute) and n.attr in _REDUCING for n in ast.walk(_tree(code)))
 
 
 def _tree(code: ir.Code) -> ast.expr:
@@ -254,13 +261,17 @@ def _tree(code: ir.Code) -> ast.expr:
     return ast.parse(code.text, mode="eval").body
 
 
-def _given_to_dot(code: ir.Code) -> list[Any]:
-    """The holes that are both blocks and the sum, if the expression is tl.dot of these; else none."""
+def _given_to_dot(code: ir.Code) -> Iterator[tuple[Any, bool]]:
+    """Yields the holes that are both blocks and the sum, if the expression is tl.dot of these, each with whether it
+    stands in tl.trans."""
     match _tree(code):
-        case ast.Call(ast.Attribute(ast.Name("tl"), "dot"), [_, _, _] as given, keywords):
-            holes = [code.holes[k] for a in given if isinstance(a, ast.Set) for k in map(ast.literal_eval, a.elts)]
-            return holes if len(holes) == 3 and {k.arg for k in keywords} <= {"input_precision"} else []
-    return []
+        case ast.Call(ast.Attribute(ast.Name("tl"), "dot"), given, keywords):
+            for argument in given if {k.arg for k in keywords} <= {"input_precision"} else ():
+                match argument:
+                    case ast.Set([ast.Constant(int() as k)]):
+                        yield code.holes[k], False
+                    case ast.Call(ast.Attribute(ast.Name("tl"), "trans"), [ast.Set([ast.Constant(int() as k)])], []):
+                        yield code.holes[k], True
 
 
 def zeros_of(code: ir.Code) -> tuple[int, int] | None:
@@ -345,7 +356,7 @@ def _words(s: ir.Statement, role: Role, functions: dict[str, Any]) -> Iterator[s
         for node in ast.walk(_tree(code)):
             match node:
                 case ast.Attribute(ast.Name("tl"), word) if not hasattr(gluon, word):
-                    if word != "dot" or not multiplies(role):
+                    if word not in ("dot", "trans") or not code.dots or not multiplies(role):
                         yield f"uses tl.{word}, which Gluon lacks"
     if isinstance(s, ir.Write) and s.target.home == ALL_RANKS and multiplies(role):
         yield "stores to all ranks; the form takes stores to one"
