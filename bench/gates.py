@@ -53,6 +53,13 @@ BUDGET = {"step": 80, "async_copies": 0, "spill_bytes": 0}
 BUDGETS = {"sm_90": BUDGET, **{f"sm_{n}+warps": {**BUDGET, "step": 60} for n in (90, 100)}}
 """The most of each figure that an operator should need, by target."""
 PUSHED = "push", "pull"
+SPECIALISED_EXPERTS = (
+    (("all_gather_grouped_matmul", "all_gather_grouped_matmul[wanted]"), ("push", "pull", "by_rank")),
+    (("all_gather_grouped_matmul",), ("engine",)),
+    (("dispatch_matmul",), PUSHED),
+    (("grouped_matmul_reduce_scatter", "grouped_matmul_reduce_scatter[wanted]"), ("push",)),
+    (("matmul_combine", "matmul_combine[kept]"), ("push", "pull", "columns")),
+)
 WITHIN_BUDGET = frozenset(
     f"{name} {schedule} {target}"
     for target, names, schedules in (
@@ -68,12 +75,14 @@ WITHIN_BUDGET = frozenset(
         ("sm_90+warps", ("matmul_all_reduce",), ("fused", "push", "pull")),
         ("sm_90+warps", ("matmul_ring_reduce_scatter",), ("ringed",)),
         ("sm_90+warps", ("hierarchical_all_gather_matmul",), ("relayed",)),
-        ("sm_90+warps", ("matmul",), ("gemm",)),
+        ("sm_90+warps", ("matmul", "expert_weight_gradient"), ("gemm",)),
+        ("sm_90+warps", ("all_gather_gated_matmul",), ("push", "pull", "engine", "few")),
         ("sm_100+warps", ("all_gather_matmul",), ("push", "pull", "engine", "pieces")),
         ("sm_100+warps", ("matmul_all_reduce", "matmul_reduce_scatter"), ("push", "pull")),
         ("sm_100+warps", ("matmul_ring_reduce_scatter",), ("ringed",)),
         ("sm_100+warps", ("hierarchical_all_gather_matmul",), ("relayed",)),
         ("sm_100+warps", ("matmul",), ("gemm",)),
+        *((f"sm_{n}+warps", *of_experts) for n in (90, 100) for of_experts in SPECIALISED_EXPERTS),
     )
     for name in names
     for schedule in schedules
@@ -89,6 +98,9 @@ SENDING = "matmul_all_reduce", "matmul_reduce_scatter"
 WITHIN = {
     "matmul_one_shot_all_reduce push sm_90+warps": {**BUDGET, "step": 64},  # its steps are twice as deep
     **{f"{name} fused sm_100+warps": {**BUDGET, "step": 66} for name in SENDING},
+    **{  # two products
+        f"all_gather_gated_matmul {s} sm_100+warps": {**BUDGET, "step": 88} for s in ("push", "pull", "engine", "few")
+    },
     **{f"{name} push sm_90": {**BUDGET, "step": 89} for name in ("all_gather_matmul", "matmul_reduce_scatter")},
     **{f"all_gather_matmul[{n}] {s} sm_90": {**BUDGET, "step": 89} for n in ("2", "gathered") for s in PUSHED},
     **{f"{name} {schedule} sm_90": {**BUDGET, "step": 96} for name in EXPERTS for schedule in ("push", "pull")},
@@ -228,7 +240,8 @@ def digest(lowered: Lowered, sizes: Sizes) -> str:
     kernels = [(k.name, stand_ins(lowered, k.parameters, sizes)) for k in lowered.kernels]
     given = [(name, [(n, described(v)) for n, v in values.items()]) for name, values in kernels]
     functions = [(name, function.cache_key) for name, function in lowered.functions]  # covers functions they call
-    asked = lowered.source, functions, sorted(lowered.options.items()), given, lowered.target.name
+    source = lowered.source if lowered.beside is None else (lowered.source, lowered.beside.source)
+    asked = source, functions, sorted(lowered.options.items()), given, lowered.target.name
     decided = asked, expectations(lowered), deciding(lowered.target.specialised)
     return hashlib.sha256(repr(decided).encode()).hexdigest()[:16]
 

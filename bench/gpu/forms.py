@@ -15,13 +15,18 @@ from typing import Any
 from bench.gpu.place import Place, gpu
 from bench.gpu.right import Inputs
 from bench.gpu.speed import gemm_inputs, timed, without_waits
+from bench.operands import Operands
 from tilelink.frontend.sizes import even_parts
+from tilelink.kernels.all_gather_gated_matmul import all_gather_gated_matmul
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.runtime.cuda.device import CudaDevice
 
 ASKED = ((all_gather_matmul, "push"), (matmul_reduce_scatter, "fused"))
-"""A program and schedule whose product waits, and one whose product notifies."""
+OF_OTHERS = ((all_gather_gated_matmul, "push"), (dispatch_matmul, "push"))
+"""A program and schedule whose product waits, and one whose product notifies; one that multiplies twice in a step, and
+one that multiplies rows of experts."""
 
 
 def both_forms(place: Place, device: Callable[[bool], Any]) -> dict[str, Any]:
@@ -34,13 +39,25 @@ def both_forms(place: Place, device: Callable[[bool], Any]) -> dict[str, Any]:
             inputs = Inputs(place, parts, "bfloat16", whole=True, seed=seed, program=program)
             results = world.run(partial(inputs.call, schedule=schedule))
             right &= inputs.judge(results)["ok"]
-        forms |= {r.prepared.lowered.target.name for g in world.groups for r in g.recent.values()}
+        forms |= forms_of(world)
+    sizes = {d: place.sizes[d] for d in "NK"}
+    for program, schedule in OF_OTHERS:
+        world = place.world(2, device=device(True))
+        for seed in range(2):
+            operands = Operands(program, parts, sizes, place.place, seed=seed)
+            right &= operands.judge(world.run(partial(operands.call, program, schedule=schedule)))["ok"]
+        forms |= forms_of(world)
     sets = gemm_inputs(place, *next(iter(place.gemms.values())))
     each = (replace(place, world=partial(place.world, device=device(form))) for form in (False, True))
     portable, specialised = map(median, timed(place, [without_waits(p, sets) for p in each]))
     found = {"right": right, "forms": sorted(forms), "portable_us": portable, "specialised_us": specialised}
     asked = forms == {device(True).target.name}  # calls that the form does not take fall back to the portable form
     return found | {"answer": asked and right and specialised <= portable}
+
+
+def forms_of(world: Any) -> set[str]:
+    """Returns the targets that the last calls of all ranks were lowered for."""
+    return {r.prepared.lowered.target.name for g in world.groups for r in g.recent.values()}
 
 
 def main() -> None:

@@ -408,7 +408,7 @@ WITH_ROUTES = (
 
 @pytest.mark.parametrize(("named", "target"), first_cases(WITH_ROUTES))
 def test_rows_of_experts(named: str, target: str) -> None:
-    """Their tables are those of the portable form."""
+    """Their tables are made in Triton's language."""
     name, schedule = named.split()
     program = operators()[name]
     dims = {d for t in program.recorded(program.absent("bf16")).tensors for d in (*t.dims, *t.called)}
@@ -416,7 +416,7 @@ def test_rows_of_experts(named: str, target: str) -> None:
     made, exact = program.lowered_at(schedule, target=FORMS[target], world=4, sizes=sizes, dtypes="bf16")
     found = verdict((made, exact))
     assert found.findings == () and found.expected == found.found and found.spill_bytes == 0
-    assert made.portable is not None and made.tables == made.portable.tables
+    assert made.beside is not None and made.tables == made.beside.main
 
 
 NOT_TAKEN_OVER = replaced(r"^ +take_over\(.*\n", "")

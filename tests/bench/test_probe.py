@@ -17,6 +17,7 @@ from bench.gpu import card, forms, probe
 from bench.gpu.place import dry
 from bench.gpu.report import Report
 from bench.gpu.right import Inputs
+from bench.operands import Operands
 from bench.records import json_lines
 from tests.bench.card_model import CardModel
 from tests.bench.on_stand_in import OnStandIn
@@ -87,16 +88,18 @@ def test_a_probe_that_fails_takes_back_what_was_known(tmp_path: Path) -> None:
     assert not probed.read("a model").allows("engines_in_graphs")
 
 
-@pytest.mark.parametrize(("right", "us", "answer"), [(True, 9.0, True), (True, 11.0, False), (False, 9.0, False)])
+@pytest.mark.parametrize(("wrong", "us", "answer"), [
+    (None, 9.0, True), (None, 11.0, False), (Inputs, 9.0, False), (Operands, 9.0, False),
+])  # fmt: skip
 def test_both_forms_are_asked_for_results_and_times(
-    right: bool, us: float, answer: bool, monkeypatch: pytest.MonkeyPatch
+    wrong: Any, us: float, answer: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A form that is wrong is not used, however fast, and none that is slower. (Here both are the portable one.)"""
     monkeypatch.setattr(forms, "timed", lambda place, calls: [[10.0], [us]])
-    if not right:
-        monkeypatch.setattr(Inputs, "judge", lambda *_: {"ok": False})
+    if wrong is not None:
+        monkeypatch.setattr(wrong, "judge", lambda *_: {"ok": False})
     found = forms.both_forms(OnStandIn().place(), lambda form: StandIn(sms=48))
-    assert found["right"] is right and found["forms"] == ["cpu"] and found["answer"] is answer
+    assert found["right"] is (wrong is None) and found["forms"] == ["cpu"] and found["answer"] is answer
     assert (found["portable_us"], found["specialised_us"]) == (10.0, us)
 
 

@@ -64,6 +64,7 @@ def load(lowered: Lowered) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     module.__dict__.update(lowered.functions)
     spec.loader.exec_module(module)
-    if lowered.portable is not None and lowered.tables is not None:
-        setattr(module, lowered.tables.name, getattr(load(lowered.portable), lowered.tables.name))
+    if lowered.beside is not None:
+        name = lowered.beside.main.name
+        setattr(module, name, getattr(load(lowered.beside), name))
     return module

@@ -29,13 +29,16 @@ from tilelink.frontend.kept import hashed_once, kept
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.sizes import Sizes
 
+ROWS_OF_TABLES = 4
+"""Rows of tables that the kernel beside a specialised form makes at a time, with as many registers as that form has."""
+
 
 @hashed_once
 @dataclass(frozen=True)
 class Lowered:
     """A lowered program: the source of its module, the user's Triton functions by their names in it, and its kernels. A
-    kernel that the program does not need is None. `portable`: the portable form, from whose module a specialised form
-    takes the kernel that makes tables; None if it needs none."""
+    kernel that the program does not need is None. `beside`: for a specialised form with tables, the kernel that makes
+    them, lowered alone: it is in Triton's language, as in the portable form."""
 
     program: TileProgram
     facts: Facts
@@ -47,7 +50,7 @@ class Lowered:
     publish: Kernel | None
     enter: Kernel | None
     leave: Kernel | None
-    portable: Lowered | None = None
+    beside: Lowered | None = None
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -123,9 +126,13 @@ def lower_at(program: TileProgram, sizes: Sizes, target: Target, *, timed: bool 
 @kept(256)
 def _lowered(program: TileProgram, facts: Facts, target: Target) -> Lowered:
     if target.specialised:
-        of_warps = taken(program, facts, target)
-        portable = _lowered(program, facts, target.unspecialised) if program.routes else None
-        made = Lowered(of_warps, facts, target, *GluonModule(of_warps, facts, target).written(), portable)
-        return replace(made, tables=portable.tables) if portable else made
+        program = taken(program, facts, target)
+        made = Lowered(program, facts, target, *GluonModule(program, facts, target).written())
+        if not program.routes:
+            return made
+        alone = Module(program, facts, target.unspecialised)
+        tables = alone.tables(ROWS_OF_TABLES)
+        beside = Lowered(program, facts, target.unspecialised, alone.text(), (), tables, None, None, None, None)
+        return replace(made, tables=tables, beside=beside)
     program = stored_by_threads(program)
     return Lowered(program, facts, target, *Module(program, facts, target).written())

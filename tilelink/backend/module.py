@@ -16,7 +16,7 @@ from tilelink.backend.kernel import Assign, Body, Function, Kind, Source, Writer
 from tilelink.backend.parameters import BEFORE, CONTROL, HEAPS, RANK, RUN, SLOT, STAMPS, WORKER, WORKERS, WORLD, Names
 from tilelink.backend.publishing import publishing_roles
 from tilelink.backend.reach import OTHER
-from tilelink.backend.running import TableWriter
+from tilelink.backend.running import ROWS, TableWriter
 from tilelink.backend.signals import words_of, write_expected
 from tilelink.backend.targets import Target, shared
 from tilelink.frontend import ir, walk
@@ -76,15 +76,18 @@ class Module:
         roles = {r.name: self.role(r, self.names.role(r.name)) for r in program.in_kernel}
         ends = self.ends()
         main = self.main(roles, [] if program.awaited_by_engines else ends)
-        tables = self.tables() if program.routes else None
+        tables = self.tables() if program.routes and not self.target.specialised else None
         publish = self.publish() if program.published else None
         enter = self.enter() if program.on_engine else None
         leave = self.leave(ends) if program.awaited_by_engines else None
+        return self.text(), self.names.functions, main, tables, publish, enter, leave
+
+    def text(self) -> str:
+        """The source of the functions made so far. Raises LoweringError if one reads or assigns a name wrongly."""
         own = {*(f.name for f in self.functions), *(n for n, _ in self.names.functions)}
         for function in self.functions:
             verify(function, own.union(*self.imported.values()))
-        text = "\n\n\n".join(["\n".join(self.header()), *map(str, self.functions)]) + "\n"
-        return text, self.names.functions, main, tables, publish, enter, leave
+        return "\n\n\n".join(["\n".join(self.header()), *map(str, self.functions)]) + "\n"
 
     def imports(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yields the modules that the module may import from, with the names."""
@@ -254,12 +257,13 @@ class Module:
                 write.assign(self.stamps, functions[role.name].call(begin, last, WORKERS))
                 write.set(before, f"{last} - {first}", operator="+=")
 
-    def tables(self) -> Maybe:
-        """Makes a kernel of one worker that makes the running tables. If rows have no room, its tables have no rows."""
+    def tables(self, rows: int = ROWS) -> Kernel:
+        """Makes a kernel of one worker that makes the running tables, `rows` rows at a time. If rows of tensors have no
+        room, its tables have no rows."""
         called, write = self.names.module.name("segments", "make_segments"), Writer()
-        segments = self.function(called, TableWriter(self.names).segments(), (parameters.COUNTED,))
+        segments = self.function(called, TableWriter(self.names, rows).segments(), (parameters.COUNTED,))
         self.begin(write, RUN)
-        write.body += TableWriter(self.names).all(segments)
+        write.body += TableWriter(self.names, rows).all(segments)
         return self.kernel("_tables", write.body)
 
     def publish(self) -> Kernel:

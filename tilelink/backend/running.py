@@ -21,10 +21,10 @@ TOO_MANY = "too_many"
 
 
 class TableWriter:
-    """Writes the statements that make the tables of a program."""
+    """Writes the statements that make the tables of a program, `rows` rows at a time."""
 
-    def __init__(self, names: Names) -> None:
-        self.names, self.program = names, names.program
+    def __init__(self, names: Names, rows: int) -> None:
+        self.names, self.program, self.rows = names, names.program, rows
         self.write, self.addresses = Writer(), Addresses(names)
 
     def segments(self) -> Body:
@@ -74,11 +74,11 @@ class TableWriter:
         row, step = addresses.local(ROW.name), addresses.local(ENTRY.name)
         names = ("first_row", "first_step", "there", "here", "length", "end")
         first_row, first_step, there, here, length, end = map(addresses.made, names)
-        with write.loop(first_row, 0, world, ROWS):
-            rows = f"{first_row} + tl.arange(0, {ROWS})[:, None]"
+        with write.loop(first_row, 0, world, self.rows):
+            rows = f"{first_row} + tl.arange(0, {self.rows})[:, None]"
             write.set(row, f"tl.minimum({rows}, {world} - 1)")
             write.set(there, f"{rows} < {world}")
-            write.set(end, f"tl.zeros([{ROWS}, 1], tl.int64) + {text(table.first)}")
+            write.set(end, f"tl.zeros([{self.rows}, 1], tl.int64) + {text(table.first)}")
             with write.loop(first_step, 0, steps, STEPS):
                 numbers = f"{first_step} + tl.arange(0, {STEPS})[None, :]"
                 write.set(step, f"tl.minimum({numbers}, {steps} - 1)")

@@ -88,9 +88,6 @@ class GluonModule(Module):
     def enters(self, write: Writer) -> None:
         write.do(ENTERS)
 
-    def tables(self) -> None:
-        """Makes no kernel: the tables are those of the portable form."""
-
     def behind_a_branch(self, write: Writer) -> AbstractContextManager[None]:
         """Opens no branch, which is not enough here."""
         if self.program.on_engine:
