@@ -10,6 +10,7 @@ a digest of everything that decides the compiled code; --changed skips cases who
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import importlib
 import inspect
@@ -22,6 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tilelink.backend.gluon import takes
 from tilelink.backend.lower import Lowered
 from tilelink.backend.targets import FORMS
 from tilelink.errors import FormError
@@ -31,13 +33,14 @@ from tilelink.inspect.gates import Verdict, expectations, judge
 from tilelink.inspect.machine_code import KernelCode, inspected
 from tilelink.kernels import operators
 from tilelink.language import Each
-from tilelink.programs.fitting import takes
+from tilelink.programs import fitting
 from tilelink.programs.program import Program
 
 HERE = Path(__file__).parent
 DECIDE = "inspect/*.py", "backend/descriptors.py", "backend/targets/*.py"
-DECIDE_SPECIALISED = (*DECIDE, "backend/gluon/*.py")
-"""Files of the package that decide what a lowered source compiles to, in the portable and in the specialised form."""
+DECIDE_SPECIALISED = (*DECIDE, *(f"backend/gluon/{n}.py" for n in ("primitives", "ring", "carry", "wgmma", "tcgen05")))
+"""Files of the package that decide what a lowered source compiles to, and how the result is read, in the portable and
+in the specialised form."""
 RECORDS = HERE / "results" / "gates"
 WORLD, DTYPE, PROCESSES = 8, "bfloat16", 2
 SIZES = {"M": 8192, "N": 3584, "K": 8192, "S": 8192, "H": 16, "D": 128, "B": 64, "E": 128}
@@ -76,7 +79,6 @@ WITHIN_BUDGET = frozenset(
         ("sm_90+warps", ("matmul_ring_reduce_scatter",), ("ringed",)),
         ("sm_90+warps", ("hierarchical_all_gather_matmul",), ("relayed",)),
         ("sm_90+warps", ("matmul", "expert_weight_gradient"), ("gemm",)),
-        ("sm_90+warps", ("all_gather_gated_matmul",), ("push", "pull", "engine", "few")),
         ("sm_100+warps", ("all_gather_matmul",), ("push", "pull", "engine", "pieces")),
         ("sm_100+warps", ("matmul_all_reduce", "matmul_reduce_scatter"), ("push", "pull")),
         ("sm_100+warps", ("matmul_ring_reduce_scatter",), ("ringed",)),
@@ -98,8 +100,10 @@ SENDING = "matmul_all_reduce", "matmul_reduce_scatter"
 WITHIN = {
     "matmul_one_shot_all_reduce push sm_90+warps": {**BUDGET, "step": 64},  # its steps are twice as deep
     **{f"{name} fused sm_100+warps": {**BUDGET, "step": 66} for name in SENDING},
-    **{  # two products
-        f"all_gather_gated_matmul {s} sm_100+warps": {**BUDGET, "step": 88} for s in ("push", "pull", "engine", "few")
+    **{
+        f"all_gather_gated_matmul {s} sm_{n}+warps": {**BUDGET, "step": step}  # two products
+        for s in ("push", "pull", "engine", "few")
+        for n, step in ((90, 64), (100, 88))
     },
     **{f"{name} push sm_90": {**BUDGET, "step": 89} for name in ("all_gather_matmul", "matmul_reduce_scatter")},
     **{f"all_gather_matmul[{n}] {s} sm_90": {**BUDGET, "step": 89} for n in ("2", "gathered") for s in PUSHED},
@@ -186,7 +190,7 @@ def forms() -> Iterator[tuple[str, Program, str, frozenset[str]]]:
     for program, schedule in programs():
         yield f"{program.label} {schedule}", program, schedule, frozenset()
         for asked in (program.on_demand, told_rows(program)) if program.variant.members == 1 else ():
-            if asked and takes(program, schedule, asked):
+            if asked and fitting.takes(program, schedule, asked):
                 yield f"{program.name}[{'+'.join(sorted(asked))}] {schedule}", program, schedule, asked
 
 
@@ -256,12 +260,24 @@ def described(value: Any) -> Any:
 
 @cache
 def deciding(specialised: bool) -> str:
-    """Returns a digest of the code that decides what a lowered source compiles to, and how the result is read."""
+    """Returns a digest of the code that decides what a lowered source compiles to, and how the result is read. Comments
+    and docstrings decide nothing."""
     package = HERE.parent / "tilelink"
     decide = DECIDE_SPECIALISED if specialised else DECIDE
-    files = [path.read_text() for pattern in decide for path in sorted(package.glob(pattern))]
-    files += [inspect.getsource(made) for made in (Figures, judged, instructions)]
-    return hashlib.sha256("".join(files).encode()).hexdigest()
+    texts = [path.read_text() for pattern in decide for path in sorted(package.glob(pattern))]
+    texts += [inspect.getsource(made) for made in (Figures, judged, instructions)]
+    read = *(code_of(text) for text in texts), (takes.SUMS, takes.LANES) if specialised else ()
+    return hashlib.sha256(repr(read).encode()).hexdigest()
+
+
+def code_of(text: str) -> str:
+    """Returns the syntax tree of Python source, without its docstrings."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        match getattr(node, "body", None):
+            case [ast.Expr(ast.Constant(str())), *rest]:
+                node.body = rest  # type: ignore[attr-defined]
+    return ast.dump(tree)
 
 
 def judged(lowered: Lowered, kernels: tuple[Compiled, ...]) -> tuple[Verdict, Figures]:

@@ -21,6 +21,7 @@ from tilelink.backend.targets import FORMS, TARGETS, Target
 from tilelink.errors import ResidencyError, ScheduleError, Site
 from tilelink.inspect.compile import CompileError, compiled
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
+from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.ops import rows_of_experts
 from tilelink.programs.compiling import placed_errors
 from tilelink.runtime.cuda.device import Kernel, load
@@ -70,15 +71,15 @@ class TritonDriver:
 
 
 class Library:
-    """Two workers of any kernel, of `threads`, fit on an SM; each thread has `local` bytes of local memory, and 1024 on
-    the device."""
+    """Two workers of any kernel, of `threads` (of the kernels that make tables: 256), fit on an SM; each thread has
+    `local` bytes of local memory, and 1024 on the device."""
 
-    def __init__(self, local: int = 0, threads: int = 256) -> None:
-        self.local, self.threads = local, threads
+    def __init__(self, local: int = 0, threads: int = 256, tables: bool = False) -> None:
+        self.local, self.threads, self.tables = local, threads, tables
         self.grown: list[tuple[int, int]] = []
 
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, found: Any, function: Any, threads: Any, shared: Any) -> int:
-        assert function.value > 0x7000 and threads.value == self.threads
+        assert function.value > 0x7000 and threads.value in (self.threads, 256 if self.tables else self.threads)
         found._obj.value = 2
         return 0
 
@@ -205,6 +206,27 @@ def test_arguments_of_the_specialised_form(triton: TritonDriver) -> None:
     (blocks,) = (v for n, v in by_name.items() if n.startswith("weight_blocks"))
     assert blocks.base.data_ptr() == weight.data_ptr()
     assert blocks.layout.swizzle_byte_width == 128 and list(blocks.block_shape) == [64, 64]
+
+
+@pytest.mark.versions
+def test_rows_of_experts_in_the_specialised_form(triton: TritonDriver) -> None:
+    """The kernel that makes the tables comes first. It is of another module, and both read and write the same tables."""
+    device = Compiling(Library(threads=384, tables=True), FORMS["sm_90+warps"])
+    ranks, x = virtual_world(2, device), torch.ones(64, 64).bfloat16()
+    weight, order = torch.ones(2, 128, 64).bfloat16().transpose(1, 2), torch.arange(64, dtype=torch.int32)
+    counts = torch.full((4, 2), 16, dtype=torch.int32)
+    tiles = dispatch_matmul.schedule("push").changed(dispatch={"count": 2}, matmul={"tile": (64, 64, 64)})
+    ranks.run(lambda group: [
+        dispatch_matmul(x, weight, counts, order, schedule=tiles, group=group, slot=0) for _ in range(2)
+    ])  # fmt: skip
+    assert device.loads == ["dispatch_matmul_tables", "dispatch_matmul"] * 2
+    assert [name for name, *_ in triton.launched] == ["dispatch_matmul_tables", "dispatch_matmul"] * 4
+    (known,) = ranks.groups[1]._known.values()
+    given = [dict(zip(s.kernel.names, launched[-1], strict=True))  # type: ignore[union-attr]
+             for s, launched in zip(known.scripts[0].steps, triton.launched[-2:], strict=True)]
+    tables = {n for n in given[0] if n.endswith("_running")}
+    assert len(tables & given[1].keys()) == 4
+    assert all(given[0][n] is given[1][n] for n in tables & given[1].keys())
 
 
 @pytest.mark.usefixtures("triton")
