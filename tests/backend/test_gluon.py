@@ -262,6 +262,7 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
     ("loads blocks of x that no descriptor describes", lambda: form(operators()["matmul"], K=1020)),
     ("multiplies float32; the form takes bfloat16 and float16", lambda: form(operators()["matmul"], dtype="float32")),
     ("multiplies 32 x 64 by 64 x 128 with 8 warps", lambda: of_one(product_of_one, (32, 128, 64))),
+    ("a thread has 128 numbers of the sums", lambda: of_one(product_of_one, (256, 256, 32))),
     ("multiplies 32 x 64 by 64 x 128 and reads", lambda: in_memory((32, 128, 64))),
     ("64 x 512 and reads the sums with 8 warps: tensor memory takes", lambda: in_memory((64, 512, 64))),
     ("2 of each in 512 columns", lambda: in_memory((256, 256, 64))),

@@ -31,9 +31,10 @@ LEAST_LINES, LEAST_BYTES = 8, 32
 """The fewest lines of a block in shared memory, and the fewest bytes of a line."""
 SUMS, LANES = 2, 128
 """The number of sums in tensor memory, and its rows. Rows of a sum beyond them lie in further columns."""
-SUM_ROWS, SUM_COLUMNS, THREAD_SUMS = (64, LANES, 2 * LANES), (16, 256), 128
-"""For a sum in tensor memory: the numbers of rows that it may have, the least and most columns, and how many of its
-numbers fit into the registers of a thread that reads it."""
+SUM_ROWS, SUM_COLUMNS = (64, LANES, 2 * LANES), (16, 256)
+"""For a sum in tensor memory: the numbers of rows that it may have, and the least and most columns."""
+THREAD_SUMS = 128
+"""How many numbers of sums fit into the registers of a thread."""
 
 
 _MOVING = ("permute", "reshape", "expand_dims", "join", "T")
@@ -308,14 +309,15 @@ def _check_in_tensor_memory(role: Role, dots: tuple[Dot, ...], target: Target, f
 def _check_in_registers(role: Role, dots: tuple[Dot, ...], target: Target, fail: Fail) -> None:
     assert isinstance(role.resource, SMs)
     warps = role.resource.warps
+    fits = sum(m * n for m, n, _ in (dot.shape for dot in dots)) <= THREAD_SUMS * warps * target.warp_size
     for dot in dots:
         m, n, k = dot.shape
         down = max(1, min(warps, m // DEPTH))
-        columns = COLUMNS * warps // down
-        if warps % WARPS_OF_GROUP or down % WARPS_OF_GROUP or m % ROWS_OF_GROUP or n % columns or k % DEPTH:
+        whole = not (m % ROWS_OF_GROUP or n % (COLUMNS * warps // down) or k % DEPTH)
+        if not fits or warps % WARPS_OF_GROUP or down % WARPS_OF_GROUP or not whole:
             raise fail(
                 f"multiplies {m} x {k} by {k} x {n} with {warps} warps: groups of {WARPS_OF_GROUP} warps take "
-                f"{ROWS_OF_GROUP} rows, and steps of {DEPTH}",
+                f"{ROWS_OF_GROUP} rows, and steps of {DEPTH}; a thread has {THREAD_SUMS} numbers of the sums",
                 dot.made,
             )
 
