@@ -210,7 +210,7 @@ def test_arguments_of_the_specialised_form(triton: TritonDriver) -> None:
 
 @pytest.mark.versions
 def test_rows_of_experts_in_the_specialised_form(triton: TritonDriver) -> None:
-    """The kernel that makes the tables comes first. It is of another module, and both read and write the same tables."""
+    """The kernel that makes the tables comes first. It is of another module; both have the same tables."""
     device = Compiling(Library(threads=384, tables=True), FORMS["sm_90+warps"])
     ranks, x = virtual_world(2, device), torch.ones(64, 64).bfloat16()
     weight, order = torch.ones(2, 128, 64).bfloat16().transpose(1, 2), torch.arange(64, dtype=torch.int32)
