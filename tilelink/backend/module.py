@@ -105,12 +105,15 @@ class Module:
             *(f"from {module} import {names}" for module, names in used if names),
         ]
 
-    def function(self, called: str, body: Body, first: tuple[str, ...] = ()) -> Function:
-        """Makes a function that takes `first` and the parameters that its body reads."""
+    def function(
+        self, called: str, body: Body, first: tuple[str, ...] = (), changed: tuple[str, ...] = (STAMPS,)
+    ) -> Function:
+        """Makes a function that takes `first` and the parameters that its body reads. `changed`: those that it may
+        assign."""
         read = names_in(body)
         known = [*parameters.WORKING, *(p.name for p in self.names.parameters)]
         taken = (*first, *(n for n in known if n in read and n not in first))
-        self.functions.append(Function(called, taken, body, self.jit, frozenset([STAMPS])))
+        self.functions.append(Function(called, taken, body, self.jit, frozenset(changed)))
         return self.functions[-1]
 
     def kernel(self, suffix: str, body: Body) -> Kernel:
@@ -243,19 +246,12 @@ class Module:
         worker `here` of `workers`."""
         if len(together) == 1:
             return write.assign(self.stamps, functions[together[0].name].call(here, workers))
-        own, before = addresses.made("here"), addresses.made("tiles_before")
+        own = addresses.made("here")
         write.assign((own, WORKERS), ", ".join([here, workers]))
         if credited := [self.credited[role.name] for role in together if role.name in self.credited]:
             write.body.append(credit(tma=any(credited)))
-        write.set(before, "0")
-        with write.loop(addresses.local(TURN.name), addresses.text(turns(together))):
-            for k, role in enumerate(together):
-                first, last = (addresses.made(f"{role.name}_{n}", n, role.name) for n in ("first", "last"))
-                write.set(first, addresses.text(first_tile(together, k, TURN)))
-                write.set(last, addresses.text(first_tile(together, k, TURN + 1)))
-                begin = f"{first} + ({own} + {WORKERS} - {before} % {WORKERS}) % {WORKERS}"
-                write.assign(self.stamps, functions[role.name].call(begin, last, WORKERS))
-                write.set(before, f"{last} - {first}", operator="+=")
+        for role, begin, last in in_turns(write, addresses, together, own):
+            write.assign(self.stamps, functions[role.name].call(begin, last, WORKERS))
 
     def tables(self, rows: int = ROWS) -> Kernel:
         """Makes a kernel of one worker that makes the running tables, `rows` rows at a time. If rows of tensors have no
@@ -297,6 +293,21 @@ class Module:
         with write.branch(ALIVE):
             write.body += ends
         return self.kernel("_leave", write.body)
+
+
+def in_turns(
+    write: Writer, addresses: Addresses, together: list[Role], own: Source
+) -> Iterator[tuple[Role, Source, Source]]:
+    """Writes a loop over the turns of roles. Yields each role in it, with the first tile of worker `own` and the end of
+    the tiles of the turn: what is written then is done in each turn."""
+    before = write.set(addresses.made("tiles_before"), "0")
+    with write.loop(addresses.local(TURN.name), addresses.text(turns(together))):
+        for k, role in enumerate(together):
+            first, last = (addresses.made(f"{role.name}_{n}", n, role.name) for n in ("first", "last"))
+            write.set(first, addresses.text(first_tile(together, k, TURN)))
+            write.set(last, addresses.text(first_tile(together, k, TURN + 1)))
+            yield role, f"{first} + ({own} + {WORKERS} - {before} % {WORKERS}) % {WORKERS}", last
+            write.set(before, f"{last} - {first}", operator="+=")
 
 
 def credit(*, tma: bool = False) -> Assign:

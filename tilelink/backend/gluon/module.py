@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 from tilelink.backend import parameters
+from tilelink.backend.addresses import Addresses
 from tilelink.backend.gluon.emit import GluonEmitter
-from tilelink.backend.gluon.partitions import Partition, partitions
+from tilelink.backend.gluon.partitions import Partition, Ring, partitions
 from tilelink.backend.gluon.takes import multiplies, zeros_of
-from tilelink.backend.kernel import Body, Function, Writer, call
-from tilelink.backend.module import ALIVE, ENTERS, LEAVES, Module, credit
+from tilelink.backend.kernel import Body, Function, Source, Writer, call
+from tilelink.backend.module import ALIVE, ENTERS, LEAVES, Module, credit, in_turns
 from tilelink.backend.parameters import WORKER, WORKERS
 from tilelink.frontend.ir import Role
 from tilelink.frontend.walk import NUMBER
+from tilelink.frontend.workload import members
 
 RING_MODULE, CARRY, WGMMA, TCGEN05 = (f"tilelink.backend.gluon.{n}" for n in ("ring", "carry", "wgmma", "tcgen05"))
 REGISTERS = 56
@@ -37,14 +39,55 @@ class GluonModule(Module):
         yield memory if self.target.sum_columns else registers
 
     def role(self, role: Role, called: str, *, publishing: bool = False) -> Function:
+        """Makes a function that does all tiles of one worker. Roles that multiply in turns have one together."""
         if publishing or not multiplies(role):
             return super().role(role, called, publishing=publishing)
-        return self.multiplying(role, called)
+        together = next(roles for roles in members(self.program.in_kernel) if role in roles)
+        if len(together) == 1:
+            ring, parts = partitions(self.names, role, self.target, role)
+            made = [self.partition(part, f"{called}_{does}") for does, part in parts.items()]
+            return self.starting(role, called, ring, made)
+        made_before = [f for f in self.functions if f.name == self.names.module.known(("in turns", together[0].name))]
+        return made_before[0] if made_before else self.in_turns(together)
 
-    def multiplying(self, role: Role, called: str) -> Function:
+    def in_turns(self, together: list[Role]) -> Function:
+        """Makes a function for roles that multiply in turns. Their warps go on from role to role, with one ring."""
+        called = self.names.module.name(("in turns", together[0].name), together[0].launched or together[0].name)
+        each = {r.name: partitions(self.names, r, self.target, together[0]) for r in together}
+        made, ring = [], each[together[0].name][0]
+        for does in each[together[0].name][1]:
+            parts = {r.name: each[r.name][1][does] for r in together}
+            tiles = {name: self.of_turn(part, f"{self.names.role(name)}_{does}") for name, part in parts.items()}
+            write, addresses, state = Writer(), Addresses(self.names), parts[together[0].name].state
+            write.assign(state, ", ".join("0" for _ in state))
+            for role, begin, last in in_turns(write, addresses, together, WORKER):
+                write.assign(state, tiles[role.name].call(begin, last, WORKERS, *state))
+            name = self.names.module.name(("partition", called, does), f"{called}_{does}")
+            made.append(self.function(name, write.body, (WORKER, WORKERS, *ring.shared)))
+        return self.starting(together[0], called, ring, made)
+
+    def of_turn(self, part: Partition, called: str) -> Function:
+        """Makes a function that does the tiles of one turn for some warps of a worker, and returns what goes on."""
+        first, last = (part.made(n, n, "of a turn") for n in ("first", "last"))
+        write = Writer()
+        write.body += part.before
+        with write.loop(part.local(NUMBER.name), first, last, WORKERS):
+            part.takes(write)
+            write.body += part.body
+            part.gives(write)
+        write.do(f"return {', '.join(part.state)}")
+        name = self.names.module.name(("partition", called), called)
+        return self.function(name, write.body, (first, last, WORKERS, *part.state, *part.ring.shared), part.state)
+
+    def tiles(
+        self, write: Writer, addresses: Addresses, together: list[Role], functions: dict[str, Function],
+        here: Source, workers: Source,
+    ) -> None:  # fmt: skip
+        one = together[:1] if multiplies(together[0]) else together
+        super().tiles(write, addresses, one, functions, here, workers)
+
+    def starting(self, role: Role, called: str, ring: Ring, made: list[Function]) -> Function:
         """Makes a function that starts one function for each kind of warps; the first runs on the block's own."""
-        ring, parts = partitions(self.names, role, self.target)
-        made = [self.partition(part, f"{called}_{does}") for does, part in parts.items()]
         write = Writer()
         if self.emitter(self.names, role, self.target).fills_slot():
             write.body.append(credit(tma=ring.sent is not None))

@@ -58,7 +58,8 @@ class Ring:
     tells: bool
 
     @classmethod
-    def of(cls, names: Names, role: Role, target: Target) -> Ring:
+    def of(cls, names: Names, role: Role, target: Target, first: Role) -> Ring:
+        """The ring of a role. It has the names of the ring of `first`, the first of roles that take turns."""
         assert isinstance(role.resource, SMs)
         program, module = names.program, names.module
         product = product_of(role, program, names.facts, target)
@@ -77,12 +78,14 @@ class Ring:
                 f"{room.shared_bytes} bytes of shared memory beside the tile that is stored",
                 product.site,
             )
-        rings = {v: module.name(("ring", role.name, v), f"{v.tensor}_ring") for v in product.operands}
-        ready, free, stored, told = (module.name((n, role.name), n) for n in ("ready", "free", "stored", "told"))
-        full, empty = (module.name((n, role.name), n) if target.sum_columns else "" for n in ("full", "empty"))
-        in_memory = product.dots if target.sum_columns else ()
-        sums = tuple(module.name(("sums", role.name, dot.sum), "sums") for dot in in_memory)
-        tile = module.name(("tile of", role.name), "laid_out") if sent else ""
+        def named(what: str, number: int = 0, like: str = "") -> str:
+            return module.name((what, number, first.name), like or what)
+
+        rings = {v: named("ring", k, f"{v.tensor}_ring") for k, v in enumerate(product.operands)}
+        ready, free, stored, told = map(named, ("ready", "free", "stored", "told"))
+        full, empty = (named(n) if target.sum_columns else "" for n in ("full", "empty"))
+        sums = tuple(named("sums", k) for k in range(len(product.dots))) if target.sum_columns else ()
+        tile = named("laid_out") if sent else ""
         tells = not sums and (sent is not None or any(ir.every(ir.Notify, role.body)))
         return cls(
             product, stages, size, rings, ready, free, sums, full, empty, stored, told, sent, tile, tells
@@ -96,6 +99,13 @@ class Ring:
         if self.sums:
             made |= {self.full: (SUMS, 1), self.empty: (SUMS, 1)}
         return {**made, self.stored: (1, 1), self.told: (1, 1)} if self.tells else made
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What roles that share a ring have in common: its stages and blocks, the sums, and the tile that is sent."""
+        blocks = tuple(b.matrix for b in self.product.operands.values())
+        sent = self.sent.target.block.matrix if self.sent else ()
+        return self.stages, self.bytes, blocks, tuple(dot.shape for dot in self.product.dots), sent, self.tells
 
     @property
     def shared(self) -> tuple[str, ...]:
@@ -161,6 +171,11 @@ class Partition(GluonEmitter):
         if self.unsettled.waits or self.unsettled.behind:
             self.write.do(call("settle"))
 
+    @property
+    def state(self) -> tuple[str, ...]:
+        """The variables that go on from tile to tile, 0 at first."""
+        return (self.step,)
+
     def begins(self, write: Writer) -> None:
         """Writes the statements before the loop over tiles."""
         write.set(self.step, "0")
@@ -190,6 +205,10 @@ class Loading(Partition):
 
 class Multiplying(Partition):
     """Multiplies stages of the ring when they are ready, finishes the sum in registers, and stores it."""
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        return (self.stage, self.phase, *((self.tile_phase,) if self.ring.tells else ()))
 
     def begins(self, write: Writer) -> None:
         write.assign((self.stage, self.phase), "0, 0")
@@ -232,6 +251,10 @@ class Multiplying(Partition):
 class Issuing(Partition):
     """Issues the products of stages of the ring when these are ready. Sums are in tensor memory."""
 
+    @property
+    def state(self) -> tuple[str, ...]:
+        return self.step, self.sum_of
+
     def begins(self, write: Writer) -> None:
         super().begins(write)
         write.set(self.sum_of, "0")
@@ -261,6 +284,10 @@ class Issuing(Partition):
 class Finishing(Partition):
     """Finishes the sums in tensor memory when they are full, stores them, and tells that they are stored."""
 
+    @property
+    def state(self) -> tuple[str, ...]:
+        return (self.sum_of,)
+
     def begins(self, write: Writer) -> None:
         write.set(self.sum_of, "0")
 
@@ -284,6 +311,10 @@ class Telling(Partition):
     """Gives the notifications of a tile when it is stored, or sends the tile and gives them. Other warps meanwhile work
     on the next tile."""
 
+    @property
+    def state(self) -> tuple[str, ...]:
+        return (self.tile_phase,)
+
     def begins(self, write: Writer) -> None:
         write.set(self.tile_phase, "0")
 
@@ -303,9 +334,10 @@ class Telling(Partition):
         write.do(call("give_back", self.ring.told))
 
 
-def partitions(names: Names, role: Role, target: Target) -> tuple[Ring, dict[str, Partition]]:
-    """The ring that the warps of a role that multiplies share, and their parts, the block's own warps first."""
-    ring = Ring.of(names, role, target)
+def partitions(names: Names, role: Role, target: Target, first: Role) -> tuple[Ring, dict[str, Partition]]:
+    """The ring that the warps of a role that multiplies share, and their parts, the block's own warps first. `first`:
+    the first of the roles that take turns with it, which all share one ring."""
+    ring = Ring.of(names, role, target, first)
     product = ring.product
     bare = {id(product.whole): product.bare}
     done = tuple(bare.get(id(s), s) for s in role.body if not isinstance(s, ir.Wait))

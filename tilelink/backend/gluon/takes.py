@@ -327,12 +327,15 @@ def _refused(program: TileProgram, facts: Facts, multiplying: list[Role]) -> Ite
     if not multiplying:
         yield "no role multiplies", program.site
         return
-    if len(multiplying) > 1:
-        first, second = multiplying[:2]
-        yield f"{first.name} and {second.name} multiply; the form takes one role that does", second.site
-    for together in members(program.in_kernel):
-        if len(together) > 1 and multiplying[0] in together:
-            yield f"{multiplying[0].name} takes turns with other roles", multiplying[0].site
+    first, *others = multiplying
+    together = next(roles for roles in members(program.in_kernel) if first in roles)
+    for other in others:
+        if other not in together:
+            what = "the form takes one role that does, or several that take turns"
+            yield f"{first.name} and {other.name} multiply; {what}", other.site
+    for other in together:
+        if not multiplies(other):
+            yield f"{first.name} takes turns with {other.name}, which does not multiply", first.site
     if facts.timed:
         yield "its times are to be recorded; the portable form does that", program.site
     for dim in program.cut:
