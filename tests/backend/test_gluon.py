@@ -238,8 +238,7 @@ def test_what_is_stored_or_told_is_so_in_lanes_that_are_not_poisoned(target: str
 
 REFUSED: list[tuple[str, Callable[[], str]]] = [
     ("no role multiplies", lambda: form(operators()["all_reduce"])),
-    ("matmul_0 and matmul_1 multiply; the form takes one", lambda: form(all_gather_matmul.of(2), "push")),
-    ("matmul takes turns with other roles", lambda: in_turns()),
+    ("matmul takes turns with dispatch, which does not multiply", lambda: in_turns()),
     ("its times are to be recorded", lambda: form(all_gather_matmul, "push", timed=True)),
     ("the parts of M differ in length", lambda: form(all_gather_matmul, "push", M=(512, 256, 128, 128))),
     ('gather has via="multicast"', lambda: form(all_gather_matmul, "multicast")),

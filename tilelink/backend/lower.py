@@ -29,7 +29,7 @@ from tilelink.frontend.kept import hashed_once, kept
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.sizes import Sizes
 
-ROWS_OF_TABLES = 4
+ROWS_OF_TABLES = 2
 """Rows of tables that the kernel beside a specialised form makes at a time, with as many registers as that form has."""
 
 

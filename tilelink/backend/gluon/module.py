@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from itertools import chain
 
 from tilelink.backend import parameters
 from tilelink.backend.addresses import Addresses
@@ -12,7 +14,7 @@ from tilelink.backend.gluon.partitions import Partition, Ring, partitions
 from tilelink.backend.gluon.takes import multiplies, zeros_of
 from tilelink.backend.kernel import Body, Function, Source, Writer, call
 from tilelink.backend.module import ALIVE, ENTERS, LEAVES, Module, credit, in_turns
-from tilelink.backend.parameters import WORKER, WORKERS
+from tilelink.backend.parameters import WORKER, WORKERS, Names
 from tilelink.frontend.ir import Role
 from tilelink.frontend.walk import NUMBER
 from tilelink.frontend.workload import members
@@ -38,58 +40,83 @@ class GluonModule(Module):
         registers, memory = (WGMMA, parameters.IN_REGISTERS), (TCGEN05, parameters.IN_TENSOR_MEMORY)
         yield memory if self.target.sum_columns else registers
 
+    @cached_property
+    def turn(self) -> tuple[str, ...]:
+        """The names of the bounds of the tiles that a function does in a turn."""
+        return tuple(self.names.module.name(("of a turn", n), f"turn_{n}") for n in ("first", "last"))
+
     def role(self, role: Role, called: str, *, publishing: bool = False) -> Function:
-        """Makes a function that does all tiles of one worker. Roles that multiply in turns have one together."""
+        """Makes a function that does all tiles of one worker, or those of a turn. Roles that multiply in turns have one
+        function if they can have one ring."""
         if publishing or not multiplies(role):
             return super().role(role, called, publishing=publishing)
         together = next(roles for roles in members(self.program.in_kernel) if role in roles)
+        if self.has_one_ring(together):
+            known = self.names.module.known(("in turns", together[0].name))
+            return next((f for f in self.functions if f.name == known), None) or self.in_turns(together)
+        ring, parts = partitions(self.names, role, self.target, role)
         if len(together) == 1:
-            ring, parts = partitions(self.names, role, self.target, role)
             made = [self.partition(part, f"{called}_{does}") for does, part in parts.items()]
-            return self.starting(role, called, ring, made)
-        made_before = [f for f in self.functions if f.name == self.names.module.known(("in turns", together[0].name))]
-        return made_before[0] if made_before else self.in_turns(together)
+            return self.starting([role], called, ring, made)
+        if any(part.fills_slot() for part in parts.values()):
+            self.credited[role.name] = ring.sent is not None
+        made = [self.of_turn(part, f"{called}_{does}", goes_on=False) for does, part in parts.items()]
+        return self.starting([role], called, ring, made, turn=self.turn)
+
+    def has_one_ring(self, together: list[Role]) -> bool:
+        """Whether roles take turns, and the blocks and sums of all have the same shapes."""
+        if len(together) == 1:
+            return False
+        names = Names(self.program, self.facts, chain(*self.imported.values()))
+        return len({Ring.of(names, role, self.target, role).shape for role in together}) == 1
 
     def in_turns(self, together: list[Role]) -> Function:
         """Makes a function for roles that multiply in turns. Their warps go on from role to role, with one ring."""
-        called = self.names.module.name(("in turns", together[0].name), together[0].launched or together[0].name)
-        each = {r.name: partitions(self.names, r, self.target, together[0]) for r in together}
-        made, ring = [], each[together[0].name][0]
-        for does in each[together[0].name][1]:
-            parts = {r.name: each[r.name][1][does] for r in together}
-            tiles = {name: self.of_turn(part, f"{self.names.role(name)}_{does}") for name, part in parts.items()}
-            write, addresses, state = Writer(), Addresses(self.names), parts[together[0].name].state
-            write.assign(state, ", ".join("0" for _ in state))
-            for role, begin, last in in_turns(write, addresses, together, WORKER):
-                write.assign(state, tiles[role.name].call(begin, last, WORKERS, *state))
+        first = together[0]
+        called = self.names.module.name(("in turns", first.name), first.launched or first.name)
+        each = {r.name: partitions(self.names, r, self.target, first) for r in together}
+        ring, made = each[first.name][0], list[Function]()
+        for does, part in each[first.name][1].items():
+            tiles = {n: self.of_turn(parts[does], f"{self.names.role(n)}_{does}") for n, (_, parts) in each.items()}
+            write = Writer()
+            write.assign(part.state, ", ".join("0" for _ in part.state))
+            for role, begin, last in in_turns(write, Addresses(self.names), together, WORKER):
+                write.assign(part.state, tiles[role.name].call(begin, last, WORKERS, *part.state))
             name = self.names.module.name(("partition", called, does), f"{called}_{does}")
             made.append(self.function(name, write.body, (WORKER, WORKERS, *ring.shared)))
-        return self.starting(together[0], called, ring, made)
+        return self.starting(together, called, ring, made)
 
-    def of_turn(self, part: Partition, called: str) -> Function:
-        """Makes a function that does the tiles of one turn for some warps of a worker, and returns what goes on."""
-        first, last = (part.made(n, n, "of a turn") for n in ("first", "last"))
+    def of_turn(self, part: Partition, called: str, *, goes_on: bool = True) -> Function:
+        """Makes a function that does the tiles of one turn for some warps of a worker. `goes_on`: it takes and returns
+        what goes on from tile to tile."""
         write = Writer()
         write.body += part.before
-        with write.loop(part.local(NUMBER.name), first, last, WORKERS):
+        if not goes_on:
+            part.begins(write)
+        with write.loop(part.local(NUMBER.name), *self.turn, WORKERS):
             part.takes(write)
             write.body += part.body
             part.gives(write)
-        write.do(f"return {', '.join(part.state)}")
+        state = part.state if goes_on else ()
+        if state:
+            write.do(f"return {', '.join(state)}")
         name = self.names.module.name(("partition", called), called)
-        return self.function(name, write.body, (first, last, WORKERS, *part.state, *part.ring.shared), part.state)
+        return self.function(name, write.body, (*self.turn, WORKERS, *state, *part.ring.shared), state)
 
     def tiles(
         self, write: Writer, addresses: Addresses, together: list[Role], functions: dict[str, Function],
         here: Source, workers: Source,
     ) -> None:  # fmt: skip
-        one = together[:1] if multiplies(together[0]) else together
+        one = together[:1] if multiplies(together[0]) and self.has_one_ring(together) else together
         super().tiles(write, addresses, one, functions, here, workers)
 
-    def starting(self, role: Role, called: str, ring: Ring, made: list[Function]) -> Function:
-        """Makes a function that starts one function for each kind of warps; the first runs on the block's own."""
+    def starting(
+        self, roles: list[Role], called: str, ring: Ring, made: list[Function], turn: tuple[str, ...] = ()
+    ) -> Function:
+        """Makes a function that starts one function for each kind of warps; the first runs on the block's own. `turn`:
+        the names of the bounds of its tiles, if it is called for each turn."""
         write = Writer()
-        if self.emitter(self.names, role, self.target).fills_slot():
+        if not turn and any(self.emitter(self.names, role, self.target).fills_slot() for role in roles):
             write.body.append(credit(tma=ring.sent is not None))
         for view, b in ring.product.operands.items():
             described = self.names.of("blocks", b.tensor, b.contiguous, b.shape)
@@ -100,7 +127,7 @@ class GluonModule(Module):
             write.set(ring.tile, call("tile_out", alike, str(sent.block.matrix)))
         for sums, dot in zip(ring.sums, ring.product.dots, strict=False):
             write.set(sums, call("accumulators", str(zeros_of(dot.zeros.code))))
-        if not role.resource.count and self.shares_workers(role):
+        if turn or self.shares_workers(roles[0]):
             write.do(call("fence_async_shared"))
         for barriers, (number, arrivals) in ring.barriers.items():
             write.set(barriers, call("barriers", number, *((arrivals,) if arrivals > 1 else ())))
@@ -109,12 +136,12 @@ class GluonModule(Module):
         write.do(call("tl.warp_specialize", f"[{warps}]", str([1] * others), str([REGISTERS] * others)))
         for barriers, (number, _) in ring.barriers.items():
             write.do(call("end", barriers, number))
-        return self.function(called, write.body, (WORKER, WORKERS))
+        return self.function(called, write.body, (*(turn or (WORKER,)), WORKERS))
 
     def shares_workers(self, role: Role) -> bool:
         """Whether the workers of a role did another one before."""
-        together = [r for r in self.program.in_kernel if not r.resource.count]
-        return together.index(role) > 0
+        first = next((r for r in self.program.in_kernel if not r.resource.count), None)
+        return not role.resource.count and role != first
 
     def partition(self, emitter: Partition, called: str) -> Function:
         """Makes a function that does all tiles of one worker for some of its warps."""

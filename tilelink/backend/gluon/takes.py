@@ -64,7 +64,7 @@ class Dot:
 @dataclass(frozen=True)
 class Product:
     """What a role multiplies: the loop over the steps of its dots, and the views that a step loads, each with the block
-    that a descriptor loads. `whole`: the loop with the loop or branch around it, which waits for pieces; `bare`: the
+    that a descriptor loads. `whole`: the loop with the loops or branches around it, which wait for pieces; `bare`: the
     same without the waits."""
 
     whole: ir.For | ir.If
@@ -130,12 +130,8 @@ def product_of(role: Role, program: TileProgram, facts: Facts, target: Target) -
         return FormError(f"{program.name} has no specialised form: {role.name} {why}", s.site if s else role.site)
 
     places = [k for k, s in enumerate(role.body) if any(isinstance(i, ir.For) for i in ir.walk((s,)))]
-    whole = bare = role.body[places[0]]
-    loop = whole
-    match whole:
-        case ir.For(body=(*waits, ir.For() as inner)) | ir.If(body=(*waits, ir.For() as inner), orelse=()):
-            if waits and all(isinstance(w, ir.Wait) for w in waits):
-                loop, bare = inner, replace(whole, body=(inner,))
+    whole = role.body[places[0]]
+    bare, loop = _without_waits(whole)
     if len(places) > 1 or not isinstance(loop, ir.For):
         raise fail("has more than one loop, or one in a branch; the form takes one, over the steps of a dot", whole)
     assert isinstance(whole, ir.For | ir.If) and isinstance(bare, ir.For | ir.If)
@@ -166,6 +162,16 @@ def product_of(role: Role, program: TileProgram, facts: Facts, target: Target) -
     if target.sum_columns and not product.has_steps:
         raise fail("may have no step in its main loop; a sum in tensor memory begins with the first", whole)
     return product
+
+
+def _without_waits(s: ir.Statement) -> tuple[ir.Statement, ir.Statement]:
+    """A loop or branch without the waits in front of the loop in it, and the innermost loop."""
+    match s:
+        case ir.For(body=(*waits, inner)) | ir.If(body=(*waits, inner), orelse=()):
+            if isinstance(inner, ir.For | ir.If) and all(isinstance(w, ir.Wait) for w in waits):
+                bare, loop = _without_waits(inner)
+                return replace(s, body=(bare,)), loop
+    return s, s
 
 
 def _dots(loop: ir.For, before: ir.Body, fail: Fail) -> Iterator[Dot]:
@@ -327,15 +333,10 @@ def _refused(program: TileProgram, facts: Facts, multiplying: list[Role]) -> Ite
     if not multiplying:
         yield "no role multiplies", program.site
         return
-    first, *others = multiplying
-    together = next(roles for roles in members(program.in_kernel) if first in roles)
-    for other in others:
-        if other not in together:
-            what = "the form takes one role that does, or several that take turns"
-            yield f"{first.name} and {other.name} multiply; {what}", other.site
-    for other in together:
-        if not multiplies(other):
-            yield f"{first.name} takes turns with {other.name}, which does not multiply", first.site
+    for together in members(program.in_kernel):
+        kinds = {multiplies(r): r for r in together}
+        if len(kinds) > 1:
+            yield f"{kinds[True].name} takes turns with {kinds[False].name}, which does not multiply", kinds[True].site
     if facts.timed:
         yield "its times are to be recorded; the portable form does that", program.site
     for dim in program.cut:
