@@ -103,7 +103,7 @@ WITHIN = {
     **{
         f"all_gather_gated_matmul {s} sm_{n}+warps": {**BUDGET, "step": step}  # two products
         for s in ("push", "pull", "engine", "few")
-        for n, step in ((90, 64), (100, 88))
+        for n, step in ((90, 66), (100, 88))
     },
     **{f"{name} push sm_90": {**BUDGET, "step": 89} for name in ("all_gather_matmul", "matmul_reduce_scatter")},
     **{f"all_gather_matmul[{n}] {s} sm_90": {**BUDGET, "step": 89} for n in ("2", "gathered") for s in PUSHED},

@@ -399,6 +399,26 @@ def test_two_products_of_one_block(target: str) -> None:
     assert "fetch(full_blocks" in made[0].source and made[0].source.count("fetch(") == 3, "the rows come once"
 
 
+SEVERAL = (
+    ("all_gather_matmul", "push", 2, WARPS), ("all_gather_matmul_backward", "pull", 1, WARPS),
+    ("mixture_of_experts", "push", 1, WARPS), ("all_gather_matmul", "pull", 3, IN_MEMORY),
+    ("matmul_reduce_scatter_backward", "engine", 1, WARPS), ("dispatch_matmul_backward", "push", 1, WARPS),
+    ("matmul_combine_backward", "push", 1, WARPS),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "schedule", "members", "target"), first_cases(SEVERAL, 3))
+def test_several_roles_multiply(name: str, schedule: str, members: int, target: str) -> None:
+    """One after the other, in turns with one ring, or in turns each with its own ring."""
+    program = operators()[name]
+    dims = {d for t in program.recorded(program.absent("bf16")).tensors for d in (*t.dims, *t.called)}
+    sizes: dict[str, Any] = {d: n for d, n in {**SIZES, "top": 2}.items() if d in dims}
+    if members > 1:
+        program, sizes["N"] = program.of(members), (1024, 512, 256)[:members]
+    found = verdict(program.lowered_at(schedule, target=FORMS[target], world=4, sizes=sizes, dtypes="bf16"))
+    assert found.findings == () and found.expected == found.found and found.spill_bytes == 0
+
+
 WITH_ROUTES = (
     ("dispatch_matmul push", WARPS), ("grouped_matmul_reduce_scatter push", WARPS),
     ("all_gather_grouped_matmul engine", WARPS), ("expert_weight_gradient gemm", WARPS),

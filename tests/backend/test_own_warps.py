@@ -17,6 +17,7 @@ from tilelink.backend.targets import FORMS
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_gated_matmul import all_gather_gated_matmul
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.all_gather_matmul_backward import all_gather_matmul_backward
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.kernels.expert_weight_gradient import expert_weight_gradient
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
@@ -79,6 +80,69 @@ def executed(made: Made, seed: int, edit: Edit = lambda source: source) -> bool:
     if program.program.name == "all_gather_matmul":
         return np.array_equal(out, product)
     return np.array_equal(inbox[:, RANK], product.reshape(WORLD, PART, N)) and told == [True] * WORLD * COLUMNS
+
+
+WIDTHS = 136, 72
+
+
+def listed(seed: int, target: str, edit: Edit = lambda source: source) -> bool:
+    """Whether roles that take turns multiply by each weight of a list, with one ring. Raises HandedWrongly."""
+    rng = np.random.default_rng(seed)
+    left, *weights = (rng.integers(-3, 4, (n, K)).astype(float) for n in (M, *WIDTHS))
+    outs = {f"out_{k}": np.full((M, n), np.nan) for k, n in enumerate(WIDTHS)}
+    tiles = {"gather": {"tile": (TILE, TILE), "warps": 4}, "matmul": {"tile": (TILE,) * 3, "warps": 4}}
+    program, _ = all_gather_matmul.of(2).lowered_at(
+        all_gather_matmul.schedule("push").changed(**tiles), target=FORMS[target], world=WORLD,
+        sizes={"M": M, "N": WIDTHS, "K": K}, dtypes="bf16",
+    )  # fmt: skip
+
+    def stored(at: Address, numbers: Any, mask: Any) -> None:
+        here = np.broadcast_to(mask, numbers.shape)
+        outs[at.where].reshape(-1)[at.at[here]] = numbers[here]
+
+    given = {
+        "workers": 2, "control": 0, "heaps": 0, "rank": RANK, "world": WORLD, "K": K, "M_part": PART,
+        "full_signals": "signals", "full_blocks_64_by_64": Described(left, (TILE, TILE)),
+    }  # fmt: skip
+    for k, (n, weight) in enumerate(zip(WIDTHS, weights, strict=True)):
+        out = f"out_{k}"
+        given |= {f"N_{k}": n, out: Address(RANK, out), f"{out}_stride_M": n, f"{out}_stride_N_{k}": 1}
+        given[f"weight_{k}_blocks_64_by_64"] = Described(weight, (TILE, TILE))
+    for worker in range(2):
+        machine = Machine(seed, stored, lambda at: None)
+        machine.run(functions(machine, program, edit)["matmul"], {**given, "worker": worker})
+    return all(np.array_equal(outs[f"out_{k}"], left @ w.T) for k, w in enumerate(weights))
+
+
+def gradient(seed: int, edit: Edit = lambda source: source) -> bool:
+    """Whether a role whose loops wait for the rows of one rank after the other adds up the product of all rows. Raises
+    HandedWrongly."""
+    rng = np.random.default_rng(seed)
+    full, dy = (rng.integers(-3, 4, (M, n)).astype(float) for n in (K, N))
+    dweight, awaited = np.full((K, N), np.nan), list[int]()
+    roles = {n: {"tile": (TILE, TILE), "warps": 4} for n in ("gather", "send", "reduce")}
+    roles["input_gradient"] = {"tile": (TILE,) * 3, "warps": 4}
+    roles["weight_gradient"] = {"tile": (TILE, TILE, 32), "warps": 4}
+    program, _ = all_gather_matmul_backward.lowered_at(
+        all_gather_matmul_backward.schedule("push").changed(**roles), target=FORMS[REGISTERS], world=WORLD,
+        sizes={"M": M, "N": N, "K": K}, dtypes="bf16",
+    )  # fmt: skip
+
+    def stored(at: Address, numbers: Any, mask: Any) -> None:
+        here = np.broadcast_to(mask, numbers.shape)
+        dweight.reshape(-1)[at.at[here]] = numbers[here]
+
+    machine = Machine(seed, stored, lambda at: None)
+    given = {
+        "worker": 0, "workers": 1, "control": 0, "heaps": 0, "rank": RANK, "world": WORLD, "K": K, "N": N,
+        "M_part": PART, "full_signals": "signals", "dweight": Address(RANK, "dweight"), "dweight_stride_K": N,
+        "dweight_stride_N": 1, "full_blocks_32_by_64": Described(full, (32, TILE)),
+        "dy_blocks_32_by_64": Described(dy, (32, TILE)),
+    }  # fmt: skip
+    found = functions(machine, program, edit)
+    found["wait"] = lambda control, word, *_, **__: awaited.append(int(word.at) // WORDS) or 0
+    machine.run(found["weight_gradient"], given)
+    return np.array_equal(dweight, full.T @ dy) and {*awaited} == {*range(WORLD)}
 
 
 EXPERTS, ROUTED, WIDTH = 3, 200, 136
@@ -200,6 +264,31 @@ def test_every_order_of_the_warps_gives_the_same(schedule: str, target: str) -> 
 @pytest.mark.parametrize("target", [REGISTERS, MEMORY])
 def test_rows_of_experts_are_multiplied_behind_their_waits(target: str) -> None:
     assert all(of_experts(seed, target) for seed in range(SEEDS))
+
+
+@pytest.mark.parametrize("target", [REGISTERS, MEMORY])
+def test_members_of_a_list_take_turns_with_one_ring(target: str) -> None:
+    assert all(listed(seed, target) for seed in range(SEEDS))
+
+
+@pytest.mark.parametrize("edit", [
+    in_function("matmul_1_load", r"return step", "return 0"),
+    in_function("matmul_0_multiply", r"return stage, phase", "return stage, phase ^ 1"),
+    in_function("matmul_multiply", r"tiles_before \+= matmul_0_last - matmul_0_first", "tiles_before += 1"),
+], ids=["who loads begins again", "who multiplies is a round behind", "who multiplies takes other tiles"])
+def test_turns_that_do_not_go_on_are_seen(edit: Edit) -> None:
+    def right(seed: int) -> bool:
+        try:
+            return listed(seed, REGISTERS, edit)
+        except HandedWrongly:
+            return False
+
+    assert not all(right(seed) for seed in range(SEEDS))
+
+
+def test_a_product_of_rows_as_they_come() -> None:
+    assert all(gradient(seed) for seed in range(SEEDS))
+    assert not gradient(0, in_function("weight_gradient_load", r"\[m \+ rows_ready", "[m_cell + rows_ready"))
 
 
 def test_gradients_of_experts_are_of_their_rows() -> None:
