@@ -274,7 +274,7 @@ def test_members_of_a_list_take_turns_with_one_ring(target: str) -> None:
 @pytest.mark.parametrize("edit", [
     in_function("matmul_1_load", r"return step", "return 0"),
     in_function("matmul_0_multiply", r"return stage, phase", "return stage, phase ^ 1"),
-    in_function("matmul_multiply", r"tiles_before \+= matmul_0_last - matmul_0_first", "tiles_before += 1"),
+    in_function("matmul_multiply", r"tiles_before \+= matmul_0_last - matmul_0_first", "tiles_before += 2"),
 ], ids=["who loads begins again", "who multiplies is a round behind", "who multiplies takes other tiles"])
 def test_turns_that_do_not_go_on_are_seen(edit: Edit) -> None:
     def right(seed: int) -> bool:
