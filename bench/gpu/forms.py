@@ -19,14 +19,18 @@ from bench.operands import Operands
 from tilelink.frontend.sizes import even_parts
 from tilelink.kernels.all_gather_gated_matmul import all_gather_gated_matmul
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.all_gather_matmul_backward import all_gather_matmul_backward
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.runtime.cuda.device import CudaDevice
 
 ASKED = ((all_gather_matmul, "push"), (matmul_reduce_scatter, "fused"))
-OF_OTHERS = ((all_gather_gated_matmul, "push"), (dispatch_matmul, "push"))
-"""A program and schedule whose product waits, and one whose product notifies; one that multiplies twice in a step, and
-one that multiplies rows of experts."""
+OF_OTHERS = (
+    (all_gather_gated_matmul, "push", 1), (dispatch_matmul, "push", 1), (all_gather_matmul, "push", 2),
+    (all_gather_matmul_backward, "pull", 1),
+)  # fmt: skip
+"""A program and schedule whose product waits, and one whose product notifies; programs and schedules that multiply
+twice in a step, rows of experts, by each of two weights in turns, and in two roles one behind the other."""
 
 
 def both_forms(place: Place, device: Callable[[bool], Any]) -> dict[str, Any]:
@@ -40,9 +44,9 @@ def both_forms(place: Place, device: Callable[[bool], Any]) -> dict[str, Any]:
             results = world.run(partial(inputs.call, schedule=schedule))
             right &= inputs.judge(results)["ok"]
         forms |= forms_of(world)
-    sizes = {d: place.sizes[d] for d in "NK"}
-    for program, schedule in OF_OTHERS:
-        world = place.world(2, device=device(True))
+    for program, schedule, members in OF_OTHERS:
+        world, n = place.world(2, device=device(True)), place.sizes["N"]
+        sizes: dict[str, Any] = {"N": (n,) * members if members > 1 else n, "K": place.sizes["K"]}
         for seed in range(2):
             operands = Operands(program, parts, sizes, place.place, seed=seed)
             right &= operands.judge(world.run(partial(operands.call, program, schedule=schedule)))["ok"]

@@ -98,7 +98,7 @@ def through_one_queue() -> None:
 
 def own_warps() -> Found:
     """Checks the specialised form of kernels in a process that can be ended: waits at its barriers have no bound."""
-    return elsewhere(["-m", "bench.gpu.forms"], 90)
+    return elsewhere(["-m", "bench.gpu.forms"], 120)
 
 
 def elsewhere(code: list[str], seconds: int, **env: str) -> Found:

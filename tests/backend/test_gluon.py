@@ -151,6 +151,12 @@ def turns(t, x, out):
 
 
 @tk.tile
+def adds_all(t, x, out):
+    total = tl.sum(x[t].load().to(tl.float32))
+    out[t].store(x[t].load() + total)
+
+
+@tk.tile
 def masks_alone(t, x, out):
     i = tl.arange(0, len(t.S))
     j = i + 1
@@ -253,6 +259,7 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
     ("does more behind its main loop", lambda: of_one(keeps_the_left)),
     ("does more behind its main loop than to finish its sum", lambda: of_one(multiplies_again)),
     ("masks uses i again or moved, which may need another layout", lambda: of_one(masks)),
+    ("adds_all takes tl.sum of a block that it does not store", lambda: beside_form(adds_all)),
     ("turns uses block in another layout", lambda: beside_form(turns)),
     ("masks_alone uses j in another layout", lambda: beside_form(masks_alone)),
     ("matmul uses acc again or moved", lambda: form(operators()["all_gather_split_matmul"], splits=4, depth=256)),

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
+from typing import Any, TypeGuard
 
 from tilelink.backend import pipelining
 from tilelink.backend.bulk import Bulk, bulk_writes, by_threads
@@ -91,10 +91,16 @@ def taken(program: TileProgram, facts: Facts, target: Target) -> TileProgram:
     multiplying = [r for r in program.in_kernel if multiplies(r)]
     for why, site in _refused(program, facts, multiplying):
         raise FormError(f"{program.name} has no specialised form: {why}", site)
+    sums: dict[str, set[str]] = {}
     for role in multiplying:
         product = product_of(role, program, facts, target)
+        sums[role.name] = {dot.sum for dot in product.dots}
         for name, site in _used_again(role, product):
             why = f"{role.name} uses {name} again or moved, which may need another layout than the sum has"
+            raise FormError(f"{program.name} has no specialised form: {why}", site)
+    for role in program.in_kernel:
+        for word, site in _reduced_alone(role, sums.get(role.name, set())):
+            why = f"{role.name} takes {word} of a block that it does not store, and no store says how that is laid out"
             raise FormError(f"{program.name} has no specialised form: {why}", site)
     roles = (replace(r, body=ir.rewritten(r.body, _now)) for r in program.roles)
     return replace(program, roles=tuple(r if _in_bulk(r, program, facts) else by_threads(r) for r in roles))
@@ -256,6 +262,39 @@ def _in_two_layouts(role: Role) -> Iterator[tuple[str, Site]]:
             ways[new] = set[str]().union(*(ways[number] for number in meeting))
             group = {name: new if number in meeting else number for name, number in group.items()}
             group |= dict.fromkeys(s.targets, new)
+
+
+def _reduced_alone(role: Role, sums: set[str]) -> Iterator[tuple[str, Site]]:
+    """Yields the words that make blocks of fewer dimensions, where no store says how their operands are laid out, nor
+    an index how their results are. `sums` are laid out."""
+    read = [(s, code) for s in ir.walk(role.body) for code in s.codes]
+    stored, before = set(sums), -1
+    while before < len(stored):
+        before = len(stored)
+        for s, code in read:
+            if isinstance(s, ir.Write) or (isinstance(s, ir.Compute) and stored & {*s.targets}):
+                stored |= _names(_tree(code), code, leave_out=_is_reducing)
+    indexed = {name for _, code in read for name, how in _uses(code) if how}
+    for s, code in read:
+        tree = _tree(code)
+        known = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Subscript)}
+        laid_out = isinstance(s, ir.Compute) and indexed & {*s.targets}
+        for node in filter(_is_reducing, ast.walk(tree)):
+            if id(node) not in known and not laid_out and not stored & _names(node, code):
+                yield ast.unparse(node.func).format(*code.holes), s.site
+
+
+def _is_reducing(node: ast.AST) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _REDUCING
+
+
+def _names(node: ast.AST, code: ir.Code, leave_out: Callable[[ast.AST], bool] = lambda _: False) -> set[str]:
+    """The named blocks in a part of an expression."""
+    match node:
+        case ast.Set([ast.Constant(int() as k)]):
+            return {hole.name} if isinstance(hole := code.holes[k], ir.Variable) else set()
+    parts = (_names(n, code, leave_out) for n in ast.iter_child_nodes(node) if not leave_out(n))
+    return set() if leave_out(node) else set[str]().union(*parts)
 
 
 def _reduces(code: ir.Code) -> bool:
