@@ -238,9 +238,9 @@ def test_the_specialised_form_sends_what_it_multiplies(target: str, sends: str) 
 
     functions = dict(re.findall(r"^def (\w+)\(.*\n((?: +.*\n)+)", form(), re.MULTILINE))
     assert {name for name, body in functions.items() if " send(" in body} == {sends}
-    assert "bulk=True" in functions[sends] and "x_ring = ring(x_blocks_128_by_64, 3)" in functions["matmul"]
+    assert "bulk=True" in functions[sends] and "x_ring = ring(x_blocks_128_by_64, (128, 64), 3)" in functions["matmul"]
     assert "bulk=True" not in form(via="load-store")
-    assert "x_ring = ring(x_blocks_128_by_64, 4)" in form(via="load-store")
+    assert "x_ring = ring(x_blocks_128_by_64, (128, 64), 4)" in form(via="load-store")
 
 
 def test_across_nodes_no_peer_has_descriptors() -> None:
