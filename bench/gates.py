@@ -79,7 +79,13 @@ WITHIN_BUDGET = frozenset(
         ("sm_90+warps", ("matmul_ring_reduce_scatter",), ("ringed",)),
         ("sm_90+warps", ("hierarchical_all_gather_matmul",), ("relayed",)),
         ("sm_90+warps", ("matmul", "expert_weight_gradient"), ("gemm",)),
+        ("sm_90+warps", ("all_gather_matmul[2]",), ("push", "pull", "engine", "pieces", "few")),
+        ("sm_90+warps", ("all_gather_matmul_backward",), ("push", "pull", "fused", "engine")),
+        ("sm_90+warps", ("matmul_reduce_scatter_backward",), ("push", "pull", "engine", "pieces")),
+        ("sm_90+warps", ("dispatch_matmul_backward", "matmul_combine_backward"), PUSHED),
         ("sm_100+warps", ("all_gather_matmul",), ("push", "pull", "engine", "pieces")),
+        ("sm_100+warps", ("all_gather_matmul[2]",), ("push", "pull", "pieces")),
+        ("sm_100+warps", ("matmul_reduce_scatter",), ("engine",)),
         ("sm_100+warps", ("matmul_all_reduce", "matmul_reduce_scatter"), ("push", "pull")),
         ("sm_100+warps", ("matmul_ring_reduce_scatter",), ("ringed",)),
         ("sm_100+warps", ("hierarchical_all_gather_matmul",), ("relayed",)),
@@ -100,6 +106,7 @@ SENDING = "matmul_all_reduce", "matmul_reduce_scatter"
 WITHIN = {
     "matmul_one_shot_all_reduce push sm_90+warps": {**BUDGET, "step": 64},  # its steps are twice as deep
     **{f"{name} fused sm_100+warps": {**BUDGET, "step": 66} for name in SENDING},
+    **{f"mixture_of_experts {s} sm_90+warps": {**BUDGET, "step": 66} for s in PUSHED},  # two products
     **{
         f"all_gather_gated_matmul {s} sm_{n}+warps": {**BUDGET, "step": step}  # two products
         for s in ("push", "pull", "engine", "few")

@@ -20,8 +20,9 @@ from tilelink.frontend.walk import NUMBER
 from tilelink.frontend.workload import members
 
 RING_MODULE, CARRY, WGMMA, TCGEN05 = (f"tilelink.backend.gluon.{n}" for n in ("ring", "carry", "wgmma", "tcgen05"))
-REGISTERS = 56
-"""Registers of a thread that loads or tells: fewer spill the addresses of a tile. Other threads have the rest."""
+REGISTERS, IN_TURNS = 56, 168
+"""Registers of a thread that loads or tells: fewer spill the addresses of a tile, or, where warps start anew in each
+turn, what they are given. Other threads have the rest."""
 
 
 class GluonModule(Module):
@@ -132,8 +133,8 @@ class GluonModule(Module):
         for barriers, (number, arrivals) in ring.barriers.items():
             write.set(barriers, call("barriers", number, *((arrivals,) if arrivals > 1 else ())))
         warps = ", ".join(f"({f.name}, ({', '.join(f.parameters)}))" for f in made)
-        others = len(made) - 1
-        write.do(call("tl.warp_specialize", f"[{warps}]", str([1] * others), str([REGISTERS] * others)))
+        others, registers = len(made) - 1, IN_TURNS if turn else REGISTERS
+        write.do(call("tl.warp_specialize", f"[{warps}]", str([1] * others), str([registers] * others)))
         for barriers, (number, _) in ring.barriers.items():
             write.do(call("end", barriers, number))
         return self.function(called, write.body, (*(turn or (WORKER,)), WORKERS))
