@@ -137,18 +137,20 @@ class Calls(TritonCalls):
         if isinstance(value, Block) and not _fits(value.shape, place.shape):
             self.fail(DimensionError, node, f"a block of shape {value.shape} does not fit {view}, {place.shape}")
         self.stored_dtype(node, place, value)
+        _, value = self.of_equal_dimensions(Block(node, tuple(n or 1 for n in place.shape)), value)
         made = self.node(stored, value)
-        made = self.filled(node, place, made) if number else made
+        if number or (isinstance(value, Block) and value.shape == ()):
+            made = self.filled(node, place, made, value.dtype if isinstance(value, Block) else None)
         where = self.moved(node, moved, view)
         self.emit(ir.Store(self.function.site(node), self.code(made), target=place, where=where))
         self.stored[view] = self.function.site(node)
         return view
 
-    def filled(self, node: ast.Call, place: ir.View, number: ast.expr) -> ast.Call:
-        """A block filled with a number, as large as the place that it is stored to."""
-        dtype = parsed(f"tl.{TRITON_DTYPES[self.dtypes[place.tensor]]}")
+    def filled(self, node: ast.Call, place: ir.View, number: ast.expr, dtype: str | None) -> ast.Call:
+        """A block filled with a number, as large as the place that it is stored to. `dtype`: by default the place's."""
+        of = parsed(f"tl.{TRITON_DTYPES[dtype or self.dtypes[place.tensor]]}")
         extents: list[ast.expr] = [ast.Constant(int(self.extent(node, r))) for r in place.ranges]
-        return ast.Call(parsed("tl.full"), [ast.Tuple(extents, ast.Load()), number, dtype], [])
+        return ast.Call(parsed("tl.full"), [ast.Tuple(extents, ast.Load()), number, of], [])
 
     def copy(self, node: ast.Call, label: str) -> ir.View:
         *views, moved = self.arguments(node, "source", "target", "where", needed=2)
