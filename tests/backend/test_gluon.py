@@ -98,7 +98,12 @@ def by_another(x):
     return adds_up(x) * 2
 
 
-MOVING = adds_up, indexes, adds_index, by_another
+@triton.jit
+def cuts_off(x):
+    return tl.where(x > 0, x, tl.zeros_like(x))
+
+
+MOVING = adds_up, indexes, adds_index, by_another, cuts_off
 
 
 @tk.tile
@@ -134,6 +139,57 @@ def adds_columns(t, x, weight, out):
 
 
 @tk.tile
+def sorts(t, x, weight, out):
+    acc = product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape)
+    out[t].store(acc.sort())
+
+
+@tk.tile
+def finds_the_most(t, x, weight, out):
+    acc = product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape)
+    most, at = tl.max(acc, 1, return_indices=True)
+    out[t].store(acc + most[:, None] + at[:, None])
+
+
+@tk.tile
+def reduces_twice(t, x, weight, out):
+    acc = product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape)
+    most = tl.max(acc, 1) * 2
+    out[t].store(acc - most[:, None] - most[None, :])
+
+
+@tk.tile
+def stores_less(t, x, weight, out):
+    """A number, and then a line for all rows."""
+    acc = product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape)
+    out[t].store(tl.sum(acc))
+    out[t].store(tl.sum(acc, 0))
+
+
+@triton.jit
+def squared(x):
+    return x * x
+
+
+@triton.jit
+def added(x, y):
+    return x + y
+
+
+@tk.tile
+def adds_a_line(t, x, weight, out):
+    acc = product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape)
+    out[t].store(added(acc, weight[0, t.cols].load()))
+
+
+@tk.tile
+def adds_a_line_of_unknown_shape(t, x, weight, out):
+    acc = product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape)
+    line = squared(weight[0, t.cols].load())
+    out[t].store(acc + line)
+
+
+@tk.tile
 def transposes(t, x, weight, out):
     out[t].store(tl.trans(product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape)))
 
@@ -154,6 +210,19 @@ def turns(t, x, out):
 def adds_all(t, x, out):
     total = tl.sum(x[t].load().to(tl.float32))
     out[t].store(x[t].load() + total)
+
+
+@tk.tile
+def adds_what_it_stores(t, x, out):
+    block = x[t].load().to(tl.float32)
+    out[t].store(block + tl.sum(block))
+
+
+@tk.tile
+def keeps_sums(t, x, out):
+    block = x[t].load().to(tl.float32)
+    out[t].store(block)
+    out[t.S, 0].store(tl.sum(block, 1))
 
 
 @tk.tile
@@ -260,6 +329,15 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
     ("does more behind its main loop than to finish its sum", lambda: of_one(multiplies_again)),
     ("masks uses i again or moved, which may need another layout", lambda: of_one(masks)),
     ("adds_all takes tl.sum of a block that it does not store", lambda: beside_form(adds_all)),
+    ("adds_what_it_stores reduces a block along other dimensions", lambda: beside_form(adds_what_it_stores)),
+    ("keeps_sums reduces a block along other dimensions", lambda: beside_form(keeps_sums)),
+    ("reduces_twice reduces a block along other dimensions", lambda: of_one(reduces_twice)),
+    ("uses sort, which needs a layout in Gluon", lambda: of_one(sorts)),
+    ("asks for the indices of a reduction", lambda: of_one(finds_the_most)),
+    ("to which Gluon adds none: added(", lambda: of_one(adds_a_line)),
+    ("to which Gluon adds none: acc + line", lambda: of_one(adds_a_line_of_unknown_shape)),
+    ("256 with 16 warps: groups of 4 warps", lambda: of_one(product_of_one, (256, 256, 32), 16)),
+    ("256 with 32 warps: groups of 4 warps", lambda: of_one(product_of_one, (128, 256, 64), 32)),
     ("turns uses block in another layout", lambda: beside_form(turns)),
     ("masks_alone uses j in another layout", lambda: beside_form(masks_alone)),
     ("matmul uses acc again or moved", lambda: form(operators()["all_gather_split_matmul"], splits=4, depth=256)),
@@ -315,6 +393,28 @@ def test_blocks_of_fewer_dimensions(target: str) -> None:
     tiles = tk.Schedule(adds_columns=tk.SMs(tile=(128, 128, 64), warps=8))
     made = program.lowered_at(tiles, target=FORMS[target], world=4, sizes={"M": 128, "K": 64, "N": 128}, dtypes="bf16")
     assert verdict(made).findings == ()
+
+
+@pytest.mark.parametrize("target", [WARPS, pytest.param(IN_MEMORY, marks=pytest.mark.verify)])
+def test_blocks_that_are_smaller_than_their_place(target: str) -> None:
+    program = alone("stores_less", stores_less, x=MK, weight=KN, out=MN)
+    tiles = tk.Schedule(stores_less=tk.SMs(tile=(64, 64, 64), warps=4))
+    made = program.lowered_at(tiles, target=FORMS[target], world=4, sizes={"M": 128, "K": 64, "N": 128}, dtypes="bf16")
+    assert verdict(made).findings == ()
+
+
+@pytest.mark.parametrize(("tile", "warps", "stages", "dtype"), [
+    ((128, 128, 32), 8, 12, "bfloat16"), ((128, 256, 64), 16, 3, "bfloat16"),
+    pytest.param((128, 128, 64), 8, 6, "float64", marks=pytest.mark.verify),
+])  # fmt: skip
+def test_shared_memory_has_room_for_the_conversion_of_a_tile(
+    tile: tuple[int, ...], warps: int, stages: int, dtype: str
+) -> None:
+    program = alone("product_of_one", product_of_one, x=MK, weight=KN, out=MN)
+    tiles = tk.Schedule(product_of_one=tk.SMs(tile=tile, warps=warps, stages=stages))
+    dtypes = {"x": "bfloat16", "weight": "bfloat16", "out": dtype}
+    at = {"world": 4, "sizes": {"M": 512, "K": 512, "N": 512}, "dtypes": dtypes}
+    assert verdict(program.lowered_at(tiles, target=FORMS[WARPS], **at)).findings == ()
 
 
 @pytest.mark.parametrize(("why", "make"), REFUSED, ids=[why for why, _ in REFUSED])

@@ -16,7 +16,7 @@ from math import prod
 from tilelink.backend import bulk, pipelining
 from tilelink.backend.bulk import Bulk
 from tilelink.backend.gluon.emit import GluonEmitter
-from tilelink.backend.gluon.takes import SUMS, Dot, Product, product_of, zeros_of
+from tilelink.backend.gluon.takes import SUMS, THREAD_SUMS, Dot, Product, product_of, zeros_of
 from tilelink.backend.kernel import Source, Writer, call, converted
 from tilelink.backend.module import ALIVE
 from tilelink.backend.parameters import Names
@@ -27,9 +27,10 @@ from tilelink.frontend.ir import Role, Statement
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.values import ITEM_SIZE
 
-STORED_BYTES = 1
+STORED_BYTES, OF_FEW, WIDE = 1, 2, 4
 """Bytes of shared memory for each element of a tile that is stored: Triton converts the layout of 16-bit elements, half
-a tile at a time. (Seen in compiled code.)"""
+a tile at a time, but a whole tile if threads have fewer numbers than they have room for; `WIDE` times as many for
+elements of 64 bits. (Seen in compiled code.)"""
 LEAST_STAGES = 2
 """The fewest stages of a ring if sums are in registers: a stage is free when the next product is under way."""
 
@@ -68,7 +69,10 @@ class Ring:
         stores = [s for s in role.body if isinstance(s, ir.Store)]
         done = [bulk.in_bulk(s, role, program, names.facts) for s in stores]
         sent = done[0] if len(done) == 1 else None
-        laid_out = m * n * STORED_BYTES if sent is None else bulk.bulk_bytes(sent, program)
+        few = m * n < THREAD_SUMS * role.resource.warps * target.warp_size
+        wide = any(ITEM_SIZE[program.tensor(s.target.tensor).dtype] == 8 for s in stores)
+        converted_by = m * n * (OF_FEW if few else STORED_BYTES) * (WIDE if wide else 1)
+        laid_out = converted_by if sent is None else bulk.bulk_bytes(sent, program)
         room = replace(target, shared_bytes=memory - laid_out)
         stages = pipelining.stages(product.loop, role, program, room, role.resource.stages + 1)
         if stages < LEAST_STAGES and not target.sum_columns:

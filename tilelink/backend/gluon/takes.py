@@ -29,18 +29,24 @@ WARPS_OF_GROUP, ROWS_OF_GROUP, COLUMNS, DEPTH = 4, 64, 16, 16
 instructions for each warp."""
 LEAST_LINES, LEAST_BYTES = 8, 32
 """The fewest lines of a block in shared memory, and the fewest bytes of a line."""
+MATRIX = 2
+"""The dimensions of a block that is reduced along one of them."""
 SUMS, LANES = 2, 128
 """The number of sums in tensor memory, and its rows. Rows of a sum beyond them lie in further columns."""
 SUM_ROWS, SUM_COLUMNS = (64, LANES, 2 * LANES), (16, 256)
 """For a sum in tensor memory: the numbers of rows that it may have, and the least and most columns."""
-THREAD_SUMS = 128
-"""How many numbers of sums fit into the registers of a thread."""
+THREAD_SUMS, FULL_WARPS, MOST_WARPS = 128, 8, 16
+"""How many numbers of sums fit into the registers of a thread, if there are no more than so many warps; these hold as
+many as all the registers do. And the most warps: a worker has 32, with those that load and tell."""
 
 
-_MOVING = ("permute", "reshape", "expand_dims", "join", "T")
+_MOVING = ("permute", "reshape", "expand_dims", "join", "T", "trans", "ravel", "split")
 """Functions of Triton, or methods of blocks, that move numbers to other places."""
 _REDUCING = ("sum", "max", "min", "reduce", "xor_sum", "argmax", "argmin")
 """Those that make a block of fewer dimensions, whose layout is part of the first one's."""
+_LACKING = ("view", "gather", "histogram", "argmax", "argmin", "cumsum", "cumprod", "associative_scan", "sort",
+            "softmax", "flip")  # fmt: skip
+"""Functions and methods of Triton that Gluon has, or seems to have, but does not compile without a layout."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,12 @@ def taken(program: TileProgram, facts: Facts, target: Target) -> TileProgram:
     for role in program.in_kernel:
         for word, site in _reduced_alone(role, sums.get(role.name, set())):
             why = f"{role.name} takes {word} of a block that it does not store, and no store says how that is laid out"
+            raise FormError(f"{program.name} has no specialised form: {why}", site)
+        for index, site in _reduced_otherwise(role, makes_sums=role.name in sums):
+            why = f"{role.name} reduces a block along other dimensions than a layout is known for: {index}"
+            raise FormError(f"{program.name} has no specialised form: {why}", site)
+        for what, site in _of_unequal_dimensions(role):
+            why = f"{role.name} has blocks of fewer dimensions than others, to which Gluon adds none: {what}"
             raise FormError(f"{program.name} has no specialised form: {why}", site)
     roles = (replace(r, body=ir.rewritten(r.body, _now)) for r in program.roles)
     return replace(program, roles=tuple(r if _in_bulk(r, program, facts) else by_threads(r) for r in roles))
@@ -284,6 +296,94 @@ def _reduced_alone(role: Role, sums: set[str]) -> Iterator[tuple[str, Site]]:
                 yield ast.unparse(node.func).format(*code.holes), s.site
 
 
+def _reduced_otherwise(role: Role, *, makes_sums: bool) -> Iterator[tuple[str, Site]]:
+    """Yields the indices of reduced blocks that give back another dimension than the one that was reduced. What is left
+    of a block lies as its other dimension does. A role that `makes_sums` knows how these lie. In others, a store would
+    ask for another layout of what is left, and so does a sum of all numbers of a block."""
+    known: dict[str, frozenset[int]] = {}
+    for s in ir.walk(role.body):
+        for code in s.codes:
+            for node in ast.walk(_tree(code)):
+                if isinstance(node, ast.Subscript) and (along := _along(node.value, code, known)):
+                    index = node.slice.elts if isinstance(node.slice, ast.Tuple) else []
+                    new = {k for k, i in enumerate(index) if isinstance(i, ast.Constant)}
+                    if len(index) != MATRIX or any({axis % MATRIX} != new for axis in along):
+                        yield ast.unparse(node.slice), s.site
+                elif not makes_sums and _is_reducing(node) and _axis_of(node) is None:
+                    yield "none", s.site
+            if isinstance(s, ir.Write) and not makes_sums and _along(_tree(code), code, known):
+                yield "in a store", s.site
+        if isinstance(s, ir.Compute):
+            known |= dict.fromkeys(s.targets, _along(_tree(s.code), s.code, known))
+
+
+def _along(node: ast.AST, code: ir.Code, known: dict[str, frozenset[int]]) -> frozenset[int]:
+    """The dimensions along which an expression is reduced, and has no longer. `known`: the same of named blocks."""
+    match node:
+        case ast.Subscript():
+            return frozenset()
+        case ast.Set([ast.Constant(int() as k)]):
+            return known.get(hole.name, frozenset()) if isinstance(hole := code.holes[k], ir.Variable) else frozenset()
+        case ast.Call() if _is_reducing(node):
+            axis = _axis_of(node)
+            return frozenset() if axis is None or "keep_dims" in {k.arg for k in node.keywords} else frozenset([axis])
+    return frozenset[int]().union(*(_along(n, code, known) for n in ast.iter_child_nodes(node)))
+
+
+def _axis_of(node: ast.Call) -> int | None:
+    """The dimension along which a call reduces its block, None if that is along all."""
+    axis = {k.arg: k.value for k in node.keywords}.get("axis") or next(iter(_options(node)), None)
+    return ast.literal_eval(axis) if isinstance(axis, ast.Constant | ast.UnaryOp) else None
+
+
+def _gives_indices(node: ast.Call) -> bool:
+    return "return_indices" in {k.arg for k in node.keywords} or len(_options(node)) > 1
+
+
+def _options(node: ast.Call) -> list[ast.expr]:
+    """The arguments of a reduction behind its block, which may be a method's."""
+    of_language = isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
+    return node.args[1:] if of_language else node.args
+
+
+def _of_unequal_dimensions(role: Role) -> Iterator[tuple[str, Site]]:
+    """Yields the parts of expressions whose blocks have unequal numbers of dimensions. (The elaborator gives leading
+    ones to blocks that have fewer, where it knows all shapes. It does not know what a function of the user returns.)"""
+    known: dict[str, int] = {}
+    for s in ir.walk(role.body):
+        for code in s.codes:
+            for node in ast.walk(tree := _tree(code)):
+                if isinstance(node, ast.BinOp | ast.Compare | ast.Call) and not _is_reducing(node):
+                    parts = (_dimensions(n, code, known) for n in ast.iter_child_nodes(node))
+                    if len({*parts} - {0}) > 1:
+                        yield ast.unparse(node).format(*code.holes), s.site
+            if isinstance(s, ir.Store) and _dimensions(tree, code, known) not in (0, len(s.target.ranges)):
+                yield str(s.target), s.site
+        if isinstance(s, ir.Compute):
+            known |= dict.fromkeys(s.targets, _dimensions(_tree(s.code), s.code, known))
+
+
+def _dimensions(node: ast.AST, code: ir.Code, known: dict[str, int]) -> int:
+    """The number of dimensions of a block, 0 if it is a number or unknown. `known`: the same of named blocks."""
+    match node:
+        case ast.Set([ast.Constant(int() as k)]):
+            hole = code.holes[k]
+            return len(hole.view.ranges) if isinstance(hole, ir.Load) else known.get(str(hole), 0)
+        case ast.Subscript(_, ast.Tuple(index)):
+            return len(index)
+        case ast.Call(ast.Attribute(ast.Name("tl"), "arange")):
+            return 1
+        case ast.Call(ast.Attribute(ast.Name("tl"), "zeros" | "full"), [ast.Tuple(lengths), *_]):
+            return len(lengths)
+        case ast.Call(ast.Attribute(_, word)) if word in _MOVING:
+            return 0
+        case ast.Call() if _is_reducing(node):
+            before = max(_dimensions(n, code, known) for n in (node.func, *node.args[:1]))
+            kept = "keep_dims" in {k.arg for k in node.keywords}
+            return before if kept else 0 if _axis_of(node) is None else max(0, before - 1)
+    return max((_dimensions(n, code, known) for n in ast.iter_child_nodes(node)), default=0)
+
+
 def _is_reducing(node: ast.AST) -> TypeGuard[ast.Call]:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _REDUCING
 
@@ -333,6 +433,11 @@ def zeros_of(code: ir.Code) -> tuple[int, int] | None:
 Fail = Callable[[str, ir.Statement], FormError]
 
 
+def _room(warps: int, target: Target) -> int:
+    """How many numbers of sums fit into the registers of these warps."""
+    return THREAD_SUMS * min(warps, FULL_WARPS) * target.warp_size if warps <= MOST_WARPS else 0
+
+
 def _check_in_tensor_memory(role: Role, dots: tuple[Dot, ...], target: Target, fail: Fail) -> None:
     assert isinstance(role.resource, SMs)
     warps, (least, most) = role.resource.warps, SUM_COLUMNS
@@ -341,7 +446,7 @@ def _check_in_tensor_memory(role: Role, dots: tuple[Dot, ...], target: Target, f
     for dot in dots:
         m, n, k = dot.shape
         fits = m in SUM_ROWS and n % least == 0 and n <= most and k % DEPTH == 0 and columns <= target.sum_columns
-        if not fits or warps % WARPS_OF_GROUP or numbers > THREAD_SUMS * warps * target.warp_size:
+        if not fits or warps % WARPS_OF_GROUP or numbers > _room(warps, target):
             rows = ", ".join(map(str, SUM_ROWS))
             raise fail(
                 f"multiplies {m} x {k} by {k} x {n} and reads the sums with {warps} warps: tensor memory takes sums of "
@@ -354,7 +459,7 @@ def _check_in_tensor_memory(role: Role, dots: tuple[Dot, ...], target: Target, f
 def _check_in_registers(role: Role, dots: tuple[Dot, ...], target: Target, fail: Fail) -> None:
     assert isinstance(role.resource, SMs)
     warps = role.resource.warps
-    fits = sum(m * n for m, n, _ in (dot.shape for dot in dots)) <= THREAD_SUMS * warps * target.warp_size
+    fits = sum(m * n for m, n, _ in (dot.shape for dot in dots)) <= _room(warps, target)
     for dot in dots:
         m, n, k = dot.shape
         down = max(1, min(warps, m // DEPTH))
@@ -403,6 +508,10 @@ def _words(s: ir.Statement, role: Role, functions: dict[str, Any]) -> Iterator[s
                 case ast.Attribute(ast.Name("tl"), word) if not hasattr(gluon, word):
                     if word not in ("dot", "trans") or not code.dots or not multiplies(role):
                         yield f"uses tl.{word}, which Gluon lacks"
+                case ast.Attribute(_, word) if word in _LACKING:
+                    yield f"uses {word}, which needs a layout in Gluon"
+                case ast.Call() if _is_reducing(node) and _gives_indices(node):
+                    yield "asks for the indices of a reduction, which need a layout in Gluon"
     if isinstance(s, ir.Write) and s.target.home == ALL_RANKS and multiplies(role):
         yield "stores to all ranks; the form takes stores to one"
 

@@ -28,7 +28,7 @@ _NOT_COMPILED: dict[type[ast.AST], tuple[str, str]] = {
 OF_WORKERS = ("depends on the workers of the schedule, and a tile is the same whichever computes it; take the tile's "
               "ranges, such as t.rows.start")
 """Why tl.program_id and tl.num_programs are refused, and what to do."""
-_BY_ELEMENT = ELEMENTWISE - {"softmax", "cumsum", "cumprod", "flip"} | {"cast", "to", "dtype"}
+_BY_ELEMENT = ELEMENTWISE - {"softmax", "cumsum", "cumprod", "flip", "zeros_like"} | {"cast", "to", "dtype"}
 """Words of Triton, and of its blocks, that give each element from elements at the same place, or a type."""
 _OF_TYPES = ("dtype", "shape", "type", "numel")
 """Attributes of a block that Triton knows when it compiles."""
