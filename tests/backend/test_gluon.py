@@ -403,6 +403,17 @@ def test_blocks_that_are_smaller_than_their_place(target: str) -> None:
     assert verdict(made).findings == ()
 
 
+def test_threads_store_tiles_with_lines_of_less_than_32_bytes() -> None:
+    program = alone("product_of_one", product_of_one, x=MK, weight=KN, out=MN)
+    tiles = tk.Schedule(product_of_one=tk.SMs(tile=(64, 16, 64), warps=4, via="tma"))
+    at = {"world": 4, "sizes": {"M": 128, "K": 64, "N": 128}}
+    for dtype, calls in (("bfloat16", 1), ("float8_e4m3fn", 0)):
+        dtypes = {"x": "bfloat16", "weight": "bfloat16", "out": dtype}
+        made = program.lowered_at(tiles, target=FORMS[WARPS], dtypes=dtypes, **at)
+        assert made[0].source.count(" send(") == calls
+    assert not [f for f in verdict(made).findings if "slow" not in f]
+
+
 @pytest.mark.parametrize(("tile", "warps", "stages", "dtype"), [
     ((128, 128, 32), 8, 12, "bfloat16"), ((128, 256, 64), 16, 3, "bfloat16"),
     pytest.param((128, 128, 64), 8, 6, "float64", marks=pytest.mark.verify),

@@ -121,10 +121,9 @@ def taken(program: TileProgram, facts: Facts, target: Target) -> TileProgram:
 def _in_bulk(role: Role, program: TileProgram, facts: Facts) -> bool:
     """Whether the copy engine does what it may do for a role: store one tile, if the role multiplies; else copy blocks
     of two dimensions, with lines and columns as Triton lays them out (`carry.py`)."""
-    if multiplies(role):
-        return _stores(role) == 1
-    done = (bulk for _, bulk in bulk_writes(role, program, facts))
-    return all(b.source is not None and len(b.source.block.shape) == 2 and _is_laid_out(b, program) for b in done)
+    done = [bulk for _, bulk in bulk_writes(role, program, facts)]
+    takes = (b.source is not None and len(b.source.block.shape) == 2 for b in done)
+    return (_stores(role) == 1 if multiplies(role) else all(takes)) and all(_is_laid_out(b, program) for b in done)
 
 
 def _is_laid_out(bulk: Bulk, program: TileProgram) -> bool:
