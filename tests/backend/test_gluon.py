@@ -352,6 +352,7 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
     ("2 of each in 512 columns", lambda: in_memory((256, 256, 64))),
     ("groups of 4 warps read them, 128 numbers a thread", lambda: in_memory((128, 256, 64), warps=4)),
     ("may have no step in its main loop", lambda: begins_late()),
+    ("may have no step in its main loop, and notifies", lambda: claims()),
 ]
 
 
@@ -360,6 +361,41 @@ def in_turns() -> str:
     turns = {"dispatch": {"count": None, "wave": 1}, "matmul": {"wave": 1}}
     program = operators()["dispatch_matmul"]
     return form(program, program.schedule("push").changed(**turns))
+
+
+@tk.tile
+def sums_of_others(t, x, weight, ring):
+    there = tk.claim(ring[1, t.M, t.N])
+    acc = tl.zeros((len(t.M), len(t.N)), tl.float32)
+    if tk.rank() > 0:
+        for k in tk.steps(x.cols):
+            acc = tl.dot(x[t.M, k].load(), weight[k, t.N].load(), acc)
+    tk.notify(there.store(acc))
+
+
+@tk.tile
+def begins(t, ring):
+    tk.notify(ring[0, t].store(0.0))
+
+
+@tk.tile
+def frees(t, ring, out):
+    tk.release(tk.wait(ring[0, t]))
+    tk.copy(tk.wait(ring[1, t]), out[t])
+
+
+@tk.program
+def claiming(x: tk.Local("M", "K"), weight: tk.Local("K", "N"), out: tk.Local("M", "N")):
+    ring = tk.local(tk.ranks, "M", "N", buffers=1)
+    begins[tk.tiles(out)](ring)
+    sums_of_others[tk.tiles(out)](x, weight, ring)
+    frees[tk.tiles(out)](ring, out)
+
+
+def claims() -> str:
+    """On rank 0 no step of the product would make the store wait for the claim."""
+    tiles = tk.SMs(4, tile=(64, 64))
+    return form(claiming, tk.Schedule(begins=tiles, frees=tiles, sums_of_others=tk.SMs(tile=(128, 128, 64))))
 
 
 def begins_late() -> str:
