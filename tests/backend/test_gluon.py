@@ -352,7 +352,7 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
     ("2 of each in 512 columns", lambda: in_memory((256, 256, 64))),
     ("groups of 4 warps read them, 128 numbers a thread", lambda: in_memory((128, 256, 64), warps=4)),
     ("may have no step in its main loop", lambda: begins_late()),
-    ("may have no step in its main loop, and notifies", lambda: claims()),
+    ("without one, what others see of it would not wait", lambda: claims()),
 ]
 
 

@@ -178,8 +178,11 @@ def product_of(role: Role, program: TileProgram, facts: Facts, target: Target) -
     product = Product(whole, bare, loop, dots, operands)
     if target.sum_columns and not product.has_steps:
         raise fail("may have no step in its main loop; a sum in tensor memory begins with the first", whole)
-    if not product.has_steps and any(ir.every(ir.Wait, role.body)) and any(ir.every(ir.Notify, role.body)):
-        raise fail("may have no step in its main loop, and notifies; only steps make its notifications wait", whole)
+    heap = {t.name for t in program.on_heap}
+    seen = any(s.target.tensor in heap for s in behind if isinstance(s, ir.Store))
+    told = seen or any(isinstance(s, ir.Notify) for s in behind)
+    if told and not product.has_steps and any(ir.every(ir.Wait, role.body)):
+        raise fail("may have no step in its main loop; without one, what others see of it would not wait", whole)
     return product
 
 
