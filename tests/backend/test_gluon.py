@@ -561,7 +561,7 @@ SEVERAL = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "schedule", "members", "target"), first_cases(SEVERAL, 3))
+@pytest.mark.parametrize(("name", "schedule", "members", "target"), first_cases(SEVERAL))
 def test_several_roles_multiply(name: str, schedule: str, members: int, target: str) -> None:
     """One after the other, in turns with one ring, or in turns each with its own ring."""
     program = operators()[name]
