@@ -1,2 +1,2 @@
 """The specialised form of a program: a second lowering, to Gluon, in which a role that multiplies has separate warps
-for loading and for notifying. Compiled only; `takes.py` says which programs it takes."""
+for loading and for notifying. `takes.py` says which programs it takes."""

@@ -160,7 +160,7 @@ class GluonModule(Module):
         write.do(ENTERS)
 
     def behind_a_branch(self, write: Writer) -> AbstractContextManager[None]:
-        """Opens no branch, which is not enough here."""
+        """Writes `uniform` in place of a branch, which does not suffice in this form."""
         if self.program.on_engine:
             write.do(call("uniform"))
         return nullcontext()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import count
-from typing import Any, TypeGuard
+from typing import Any
 
 from tilelink.backend import pipelining
 from tilelink.backend.bulk import Bulk, bulk_writes, by_threads
 from tilelink.backend.facts import Facts
+from tilelink.backend.gluon.layouts import gives_indices, is_reducing, tree_of, without_layout
 from tilelink.backend.targets import Target
 from tilelink.errors import FormError, Site
 from tilelink.frontend import ir
@@ -29,8 +28,6 @@ WARPS_OF_GROUP, ROWS_OF_GROUP, COLUMNS, DEPTH = 4, 64, 16, 16
 instructions for each warp."""
 LEAST_LINES, LEAST_BYTES = 8, 32
 """The fewest lines of a block in shared memory, and the fewest bytes of a line."""
-MATRIX = 2
-"""The dimensions of a block that is reduced along one of them."""
 SUMS, LANES = 2, 128
 """The number of sums in tensor memory, and its rows. Rows of a sum beyond them lie in further columns."""
 SUM_ROWS, SUM_COLUMNS = (64, LANES, 2 * LANES), (16, 256)
@@ -38,12 +35,6 @@ SUM_ROWS, SUM_COLUMNS = (64, LANES, 2 * LANES), (16, 256)
 THREAD_SUMS, FULL_WARPS, MOST_WARPS = 128, 8, 16
 """How many numbers of sums fit into the registers of a thread, if there are no more than so many warps; these hold as
 many as all the registers do. And the most warps: a worker has 32, with those that load and tell."""
-
-
-_MOVING = ("permute", "reshape", "expand_dims", "join", "T", "trans", "ravel", "split")
-"""Functions of Triton, or methods of blocks, that move numbers to other places."""
-_REDUCING = ("sum", "max", "min", "reduce", "xor_sum", "argmax", "argmin")
-"""Those that make a block of fewer dimensions, whose layout is part of the first one's."""
 _LACKING = ("view", "gather", "histogram", "argmax", "argmin", "cumsum", "cumprod", "associative_scan", "sort",
             "softmax", "flip")  # fmt: skip
 """Functions and methods of Triton that Gluon has, or seems to have, but does not compile without a layout."""
@@ -97,23 +88,14 @@ def taken(program: TileProgram, facts: Facts, target: Target) -> TileProgram:
     multiplying = [r for r in program.in_kernel if multiplies(r)]
     for why, site in _refused(program, facts, multiplying):
         raise FormError(f"{program.name} has no specialised form: {why}", site)
-    sums: dict[str, set[str]] = {}
-    for role in multiplying:
-        product = product_of(role, program, facts, target)
-        sums[role.name] = {dot.sum for dot in product.dots}
-        for name, site in _used_again(role, product):
-            why = f"{role.name} uses {name} again or moved, which may need another layout than the sum has"
-            raise FormError(f"{program.name} has no specialised form: {why}", site)
     for role in program.in_kernel:
-        for word, site in _reduced_alone(role, sums.get(role.name, set())):
-            why = f"{role.name} takes {word} of a block that it does not store, and no store says how that is laid out"
-            raise FormError(f"{program.name} has no specialised form: {why}", site)
-        for index, site in _reduced_otherwise(role, makes_sums=role.name in sums):
-            why = f"{role.name} reduces a block along other dimensions than a layout is known for: {index}"
-            raise FormError(f"{program.name} has no specialised form: {why}", site)
-        for what, site in _of_unequal_dimensions(role):
-            why = f"{role.name} has blocks of fewer dimensions than others, to which Gluon adds none: {what}"
-            raise FormError(f"{program.name} has no specialised form: {why}", site)
+        sums: set[str] = set()
+        behind: ir.Body = ()
+        if role in multiplying:
+            product = product_of(role, program, facts, target)
+            sums, behind = {dot.sum for dot in product.dots}, role.body[role.body.index(product.whole) + 1 :]
+        for why, site in without_layout(role, sums, behind):
+            raise FormError(f"{program.name} has no specialised form: {role.name} {why}", site)
     roles = (replace(r, body=ir.rewritten(r.body, _now)) for r in program.roles)
     return replace(program, roles=tuple(r if _in_bulk(r, program, facts) else by_threads(r) for r in roles))
 
@@ -223,198 +205,10 @@ def _block(hole: Any, loaded: dict[str, ir.View]) -> Any:
     return hole
 
 
-def _uses(code: ir.Code) -> Iterator[tuple[str, str]]:
-    """Yields the named blocks in an expression, each with what makes its layout another one: the index, the function or
-    the method around it, "" if nothing does."""
-    tree = _tree(code)
-    around = {id(child): node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-    for node in ast.walk(tree):
-        match node:
-            case ast.Set([ast.Constant(int() as k)]) if isinstance(hole := code.holes[k], ir.Variable):
-                match around.get(id(node)):
-                    case ast.Subscript(_, index):
-                        yield hole.name, ast.unparse(index)
-                    case ast.Call(ast.Attribute(_, word)) | ast.Attribute(_, word) if word in _MOVING:
-                        yield hole.name, word
-                    case _:
-                        yield hole.name, ""
-
-
-def _used_again(role: Role, product: Product) -> Iterator[tuple[str, Site]]:
-    """Yields the blocks behind the main loop that would need a second layout, where they would: blocks that are not
-    made of its sums, which have that of a sum where they meet it and another one in a store, at their second use; and
-    blocks that are made of a sum, where they are moved, or get more dimensions than the sum has."""
-    of_sum, used, reduced = {dot.sum for dot in product.dots}, set[str](), set[str]()
-    for s in role.body[role.body.index(product.whole) + 1 :]:
-        uses = [use for code in s.codes for use in _uses(code)]
-        for name, how in uses:
-            if name in used or (name in of_sum and how in _MOVING) or (name in of_sum - reduced and how):
-                yield name, s.site
-            if name not in of_sum:
-                used.add(name)
-        if isinstance(s, ir.Compute):
-            names, made = {name for name, _ in uses}, {*s.targets}
-            fewer = _reduces(s.code) or not names & (of_sum - reduced)
-            used, of_sum = used - made, of_sum | made if of_sum & names else of_sum - made
-            reduced = reduced | made if fewer else reduced - made
-
-
-def _in_two_layouts(role: Role) -> Iterator[tuple[str, Site]]:
-    """Yields the blocks of a role that does not multiply, where a use needs another layout than one before. An index or
-    a function around a block, and a store, each ask for a layout. Blocks that are computed of each other, element by
-    element, have one layout: they are in one group."""
-    fresh, group, ways = count(), dict[str, int](), defaultdict[int, set[str]](set)
-    for s in ir.walk(role.body):
-        uses = [use for code in s.codes for use in _uses(code)]
-        for name, how in uses:
-            number = group.setdefault(name, next(fresh))
-            if how or isinstance(s, ir.Write):
-                ways[number].add(how)
-            if len(ways[number]) > 1:
-                yield name, s.site
-        if isinstance(s, ir.Compute):
-            meeting = {group[name] for name, how in uses if not how and not _reduces(s.code)}
-            new = next(fresh)
-            ways[new] = set[str]().union(*(ways[number] for number in meeting))
-            group = {name: new if number in meeting else number for name, number in group.items()}
-            group |= dict.fromkeys(s.targets, new)
-
-
-def _reduced_alone(role: Role, sums: set[str]) -> Iterator[tuple[str, Site]]:
-    """Yields the words that make blocks of fewer dimensions, where no store says how their operands are laid out, nor
-    an index how their results are. `sums` are laid out."""
-    read = [(s, code) for s in ir.walk(role.body) for code in s.codes]
-    stored, before = set(sums), -1
-    while before < len(stored):
-        before = len(stored)
-        for s, code in read:
-            if isinstance(s, ir.Write) or (isinstance(s, ir.Compute) and stored & {*s.targets}):
-                stored |= _names(_tree(code), code, leave_out=_is_reducing)
-    indexed = {name for _, code in read for name, how in _uses(code) if how}
-    for s, code in read:
-        tree = _tree(code)
-        known = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Subscript)}
-        laid_out = isinstance(s, ir.Compute) and indexed & {*s.targets}
-        for node in filter(_is_reducing, ast.walk(tree)):
-            if id(node) not in known and not laid_out and not stored & _names(node, code):
-                yield ast.unparse(node.func).format(*code.holes), s.site
-
-
-def _reduced_otherwise(role: Role, *, makes_sums: bool) -> Iterator[tuple[str, Site]]:
-    """Yields the indices of reduced blocks that give back another dimension than the one that was reduced. What is left
-    of a block lies as its other dimension does. A role that `makes_sums` knows how these lie. In others, a store would
-    ask for another layout of what is left, and so does a sum of all numbers of a block."""
-    known: dict[str, frozenset[int]] = {}
-    for s in ir.walk(role.body):
-        for code in s.codes:
-            for node in ast.walk(_tree(code)):
-                if isinstance(node, ast.Subscript) and (along := _along(node.value, code, known)):
-                    index = node.slice.elts if isinstance(node.slice, ast.Tuple) else []
-                    new = {k for k, i in enumerate(index) if isinstance(i, ast.Constant)}
-                    if len(index) != MATRIX or any({axis % MATRIX} != new for axis in along):
-                        yield ast.unparse(node.slice), s.site
-                elif not makes_sums and _is_reducing(node) and _axis_of(node) is None:
-                    yield "none", s.site
-            if isinstance(s, ir.Write) and not makes_sums and _along(_tree(code), code, known):
-                yield "in a store", s.site
-        if isinstance(s, ir.Compute):
-            known |= dict.fromkeys(s.targets, _along(_tree(s.code), s.code, known))
-
-
-def _along(node: ast.AST, code: ir.Code, known: dict[str, frozenset[int]]) -> frozenset[int]:
-    """The dimensions along which an expression is reduced, and has no longer. `known`: the same of named blocks."""
-    match node:
-        case ast.Subscript():
-            return frozenset()
-        case ast.Set([ast.Constant(int() as k)]):
-            return known.get(hole.name, frozenset()) if isinstance(hole := code.holes[k], ir.Variable) else frozenset()
-        case ast.Call() if _is_reducing(node):
-            axis = _axis_of(node)
-            return frozenset() if axis is None or "keep_dims" in {k.arg for k in node.keywords} else frozenset([axis])
-    return frozenset[int]().union(*(_along(n, code, known) for n in ast.iter_child_nodes(node)))
-
-
-def _axis_of(node: ast.Call) -> int | None:
-    """The dimension along which a call reduces its block, None if that is along all."""
-    axis = {k.arg: k.value for k in node.keywords}.get("axis") or next(iter(_options(node)), None)
-    return ast.literal_eval(axis) if isinstance(axis, ast.Constant | ast.UnaryOp) else None
-
-
-def _gives_indices(node: ast.Call) -> bool:
-    return "return_indices" in {k.arg for k in node.keywords} or len(_options(node)) > 1
-
-
-def _options(node: ast.Call) -> list[ast.expr]:
-    """The arguments of a reduction behind its block, which may be a method's."""
-    of_language = isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
-    return node.args[1:] if of_language else node.args
-
-
-def _of_unequal_dimensions(role: Role) -> Iterator[tuple[str, Site]]:
-    """Yields the parts of expressions whose blocks have unequal numbers of dimensions. (The elaborator gives leading
-    ones to blocks that have fewer, where it knows all shapes. It does not know what a function of the user returns.)"""
-    known: dict[str, int] = {}
-    for s in ir.walk(role.body):
-        for code in s.codes:
-            for node in ast.walk(tree := _tree(code)):
-                if isinstance(node, ast.BinOp | ast.Compare | ast.Call) and not _is_reducing(node):
-                    parts = (_dimensions(n, code, known) for n in ast.iter_child_nodes(node))
-                    if len({*parts} - {0}) > 1:
-                        yield ast.unparse(node).format(*code.holes), s.site
-            if isinstance(s, ir.Store) and _dimensions(tree, code, known) not in (0, len(s.target.ranges)):
-                yield str(s.target), s.site
-        if isinstance(s, ir.Compute):
-            known |= dict.fromkeys(s.targets, _dimensions(_tree(s.code), s.code, known))
-
-
-def _dimensions(node: ast.AST, code: ir.Code, known: dict[str, int]) -> int:
-    """The number of dimensions of a block, 0 if it is a number or unknown. `known`: the same of named blocks."""
-    match node:
-        case ast.Set([ast.Constant(int() as k)]):
-            hole = code.holes[k]
-            return len(hole.view.ranges) if isinstance(hole, ir.Load) else known.get(str(hole), 0)
-        case ast.Subscript(_, ast.Tuple(index)):
-            return len(index)
-        case ast.Call(ast.Attribute(ast.Name("tl"), "arange")):
-            return 1
-        case ast.Call(ast.Attribute(ast.Name("tl"), "zeros" | "full"), [ast.Tuple(lengths), *_]):
-            return len(lengths)
-        case ast.Call(ast.Attribute(_, word)) if word in _MOVING:
-            return 0
-        case ast.Call() if _is_reducing(node):
-            before = max(_dimensions(n, code, known) for n in (node.func, *node.args[:1]))
-            kept = "keep_dims" in {k.arg for k in node.keywords}
-            return before if kept else 0 if _axis_of(node) is None else max(0, before - 1)
-    return max((_dimensions(n, code, known) for n in ast.iter_child_nodes(node)), default=0)
-
-
-def _is_reducing(node: ast.AST) -> TypeGuard[ast.Call]:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _REDUCING
-
-
-def _names(node: ast.AST, code: ir.Code, leave_out: Callable[[ast.AST], bool] = lambda _: False) -> set[str]:
-    """The named blocks in a part of an expression."""
-    match node:
-        case ast.Set([ast.Constant(int() as k)]):
-            return {hole.name} if isinstance(hole := code.holes[k], ir.Variable) else set()
-    parts = (_names(n, code, leave_out) for n in ast.iter_child_nodes(node) if not leave_out(n))
-    return set() if leave_out(node) else set[str]().union(*parts)
-
-
-def _reduces(code: ir.Code) -> bool:
-    """Whether an expression makes a block of fewer dimensions."""
-    return any(isinstance(n, ast.Attribute) and n.attr in _REDUCING for n in ast.walk(_tree(code)))
-
-
-def _tree(code: ir.Code) -> ast.expr:
-    """The expression. Python parses a hole, such as {0}, as a set of one number."""
-    return ast.parse(code.text, mode="eval").body
-
-
 def _given_to_dot(code: ir.Code) -> Iterator[tuple[Any, bool]]:
     """Yields the holes that are both blocks and the sum, if the expression is tl.dot of these, each with whether it
     stands in tl.trans."""
-    match _tree(code):
+    match tree_of(code):
         case ast.Call(ast.Attribute(ast.Name("tl"), "dot"), given, keywords):
             for argument in given if {k.arg for k in keywords} <= {"input_precision"} else ():
                 match argument:
@@ -426,7 +220,7 @@ def _given_to_dot(code: ir.Code) -> Iterator[tuple[Any, bool]]:
 
 def zeros_of(code: ir.Code) -> tuple[int, int] | None:
     """The lengths of the block, if the expression is tl.zeros of two lengths in float32; else None."""
-    match _tree(code):
+    match tree_of(code):
         case ast.Call(ast.Attribute(ast.Name("tl"), "zeros"), [ast.Tuple(lengths), dtype]):
             match lengths:
                 case [ast.Constant(int() as m), ast.Constant(int() as n)] if ast.unparse(dtype) == "tl.float32":
@@ -495,8 +289,6 @@ def _refused(program: TileProgram, facts: Facts, multiplying: list[Role]) -> Ite
             yield f'{role.name} has via="multicast"; the form takes stores to one rank after the other', role.site
         for s in ir.walk(role.body):
             yield from ((f"{role.name} {why}", s.site) for why in _words(s, role, dict(program.functions)))
-        if not multiplies(role):
-            yield from ((f"{role.name} uses {name} in another layout", site) for name, site in _in_two_layouts(role))
 
 
 def _words(s: ir.Statement, role: Role, functions: dict[str, Any]) -> Iterator[str]:
@@ -507,14 +299,14 @@ def _words(s: ir.Statement, role: Role, functions: dict[str, Any]) -> Iterator[s
         for called in (h for h in code.holes if isinstance(h, ir.Called)):
             if not by_element(functions[called.name]):
                 yield f"calls {called}, a Triton function of the user that does not compute element by element"
-        for node in ast.walk(_tree(code)):
+        for node in ast.walk(tree_of(code)):
             match node:
                 case ast.Attribute(ast.Name("tl"), word) if not hasattr(gluon, word):
                     if word not in ("dot", "trans") or not code.dots or not multiplies(role):
                         yield f"uses tl.{word}, which Gluon lacks"
                 case ast.Attribute(_, word) if word in _LACKING:
                     yield f"uses {word}, which needs a layout in Gluon"
-                case ast.Call() if _is_reducing(node) and _gives_indices(node):
+                case ast.Call() if is_reducing(node) and gives_indices(node):
                     yield "asks for the indices of a reduction, which need a layout in Gluon"
     if isinstance(s, ir.Write) and s.target.home == ALL_RANKS and multiplies(role):
         yield "stores to all ranks; the form takes stores to one"

@@ -59,7 +59,8 @@ class Target:
 
     @property
     def waits_for_all(self) -> bool:
-        """Whether a wait takes a block of signals. A network's have two words; separate warps take them in turn."""
+        """Whether a main loop waits for all pieces that have come at once. A network's signals have two words; separate
+        warps wait for one piece after the other."""
         return self.wide_polls and not self.network and not self.specialised
 
     @property
