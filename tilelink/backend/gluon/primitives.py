@@ -47,8 +47,8 @@ def by_one_thread(instruction):
 @gluon.jit
 def uniform():
     """An instruction of one thread, which does nothing. Behind such an instruction ptxas keeps what the warps of a role
-    share in uniform registers. In a kernel without, which does not enter the run itself, a step of a main loop takes
-    up to 92 instructions instead of 48, and threads spill registers (compiled only, Triton 3.6.0 and 3.7.1)."""
+    share in uniform registers. In a kernel without one, which does not enter the run itself, a step of a main loop took
+    up to 92 instructions, and threads spilled; with it, at most 51 (compiled only, Triton 3.6.0 and 3.7.1)."""
     nothing: tl.constexpr = _by_first_thread("nanosleep.u32 0;", worker=True)
     tl.inline_asm_elementwise(nothing, "=r,~{memory}", [], dtype=tl.int32, is_pure=False, pack=1)
 
