@@ -40,7 +40,7 @@ def speed(place: Place, report: Report) -> None:
         if ", gate" in name or not place.on_gpu:
             what = "GEMM with all signals set"
             with report.case(what, op="all_gather_matmul", schedule="push", **about) as found:
-                ours = _signals_set if place.on_gpu else without_waits
+                ours = signals_set if place.on_gpu else without_waits
                 found |= against(place, sets, ours(place, sets))
 
 
@@ -115,10 +115,10 @@ def without_waits(place: Place, sets: Tensors, schedule: str = "gemm") -> Call:
     return lambda k: None, lambda k, checked=False: _play(group, script, sets[k], checked)
 
 
-def _signals_set(place: Place, sets: Tensors) -> Call:
+def signals_set(place: Place, sets: Tensors, schedule: str = "push") -> Call:
     """Returns a run of one rank without the gather. Before each call, its rows are put in the slot, its signals set."""
     world: VirtualWorld = _world(place, sets)
-    script, group = _script(world, all_gather_matmul, sets, "push", gathers=True)
+    script, group = _script(world, all_gather_matmul, sets, schedule, gathers=True)
     prepared = script.record.prepared
     assert [t.name for t in prepared.program.on_heap] == ["full"], "the rows begin where the slot's data do"
     (signals,) = prepared.program.signals

@@ -1,7 +1,8 @@
 """The plan of a rank's host for a run, in order: kernels to launch, and copies to enqueue on the copy engine.
 
 The plan comes from the unrolled events, so the copies are the ones that were checked. Each peer has a stream for the
-copies from it and to it. A stream or a kernel is launched after the producers that it waits for, so no consumer holds
+copies from it and to it. Copies from a rank to itself that wait for nothing come before the kernel, on the stream of the
+lane: a GPU makes a copy inside itself on its SMs, and beside a kernel that has all but one of them it would be slow. A stream or a kernel is launched after the producers that it waits for, so no consumer holds
 up its producer in a queue. When the kernel has ended, even by an abort, nobody gives the signals any more that streams
 wait for. The host then gives all of them.
 """
@@ -56,18 +57,20 @@ class Fork:
 
 @dataclass(frozen=True)
 class RegionCopy:
-    """A copy on the stream of a peer. Each of its places is on that peer or on this rank."""
+    """A copy on the stream of a peer, or of the lane if that is None. Each of its places is on that peer or on this
+    rank."""
 
-    peer: int
+    peer: int | None
     source: Place
     target: Place
 
 
 @dataclass(frozen=True)
 class SignalWrite:
-    """A write of 1 to a signal on a rank, on the stream of a peer, with release order in the system."""
+    """A write of 1 to a signal on a rank, on the stream of a peer, or of the lane if that is None, with release order
+    in the system."""
 
-    peer: int
+    peer: int | None
     tensor: str
     rank: int
     cell: int
@@ -114,7 +117,7 @@ def host_plan(
         return (*plan, main)
     plan.append(KernelLaunch(lowered.enter, 1))
     steps = tuple(_engine_steps(events(), rank))
-    peers = tuple(sorted({step.peer for step in steps}))
+    peers = tuple(sorted({step.peer for step in steps if step.peer is not None}))
     before_main, after_main = _around_the_kernel(steps)
     plan += [*([Fork(peers)] if peers else []), *before_main, main]
     plan += [LetGo(tensor) for tensor in lowered.program.awaited_by_engines]
@@ -126,7 +129,7 @@ def host_plan(
 
 def _around_the_kernel(steps: Iterable[EngineStep]) -> tuple[list[EngineStep], list[EngineStep]]:
     """Splits the steps: on each stream, before its first wait for a tile of the kernel, and from there on."""
-    before_main, after_main, waiting = list[EngineStep](), list[EngineStep](), set[int]()
+    before_main, after_main, waiting = list[EngineStep](), list[EngineStep](), set[int | None]()
     for step in steps:
         if isinstance(step, SignalWait):
             waiting.add(step.peer)
@@ -147,10 +150,13 @@ def _engine_steps(events: Events, rank: int) -> Iterator[EngineStep]:
     names = "op", "worker", "tensor", "home", "lo", "hi", "cell", "expected"
     columns = (getattr(events, n)[mine].tolist() for n in names)
     place: Place | None = None
-    for op, worker, number, home, lo, hi, cell, expected in zip(*columns, strict=True):
-        peer, tensor = worker - events.kernel_workers, events.program.tensors[number]
+    for inside, op, worker, number, home, lo, hi, cell, expected in zip(
+        _inside_the_rank(events, mine, rank), *columns, strict=True
+    ):
+        peer = None if inside else worker - events.kernel_workers
+        tensor = events.program.tensors[number]
         if op == WAIT:
-            yield SignalWait(peer, tensor.name, cell, expected)
+            yield SignalWait(worker - events.kernel_workers, tensor.name, cell, expected)
         elif op == NOTIFY:
             yield SignalWrite(peer, tensor.name, home, cell)
         else:  # a copy reads, then writes
@@ -159,6 +165,18 @@ def _engine_steps(events: Events, rank: int) -> Iterator[EngineStep]:
             if op == WRITE:
                 assert source is not None
                 yield RegionCopy(peer, source, place)
+
+
+def _inside_the_rank(events: Events, mine: np.ndarray, rank: int) -> list[bool]:
+    """For each of these events, sorted by role and tile, whether its tile touches only this rank and waits for
+    nothing."""
+    role, tile = events.role[mine], events.tile[mine]
+    begins = np.ones(len(mine), bool)
+    begins[1:] = (role[1:] != role[:-1]) | (tile[1:] != tile[:-1])
+    number = np.cumsum(begins) - 1
+    away = (events.home[mine] != rank) | (events.op[mine] == WAIT)
+    found: list[bool] = (np.bincount(number, away)[number] == 0).tolist()
+    return found
 
 
 # ---- for a person ------------------------------------------------------------------------------------------------
@@ -185,9 +203,9 @@ def _step_text(step: Step, events: Events, rank: int) -> str:
         case Join():
             return f"what follows comes after stream{'s' * (len(step.peers) > 1)} {_numbers(step.peers)}"
         case RegionCopy():
-            return f"stream {step.peer}: copy {step.source} to {step.target}"
+            return f"{_stream(step.peer)}copy {step.source} to {step.target}"
         case SignalWrite():
-            return f"stream {step.peer}: write 1 to signal {step.cell} of {step.tensor} on rank {step.rank}"
+            return f"{_stream(step.peer)}write 1 to signal {step.cell} of {step.tensor} on rank {step.rank}"
         case SignalWait():
             return f"stream {step.peer}: wait until signal {step.cell} of {step.tensor} is {step.expected}"
         case LetGo():
@@ -203,6 +221,10 @@ def _passed(parameter: Parameter, events: Events, rank: int) -> str:
             return f"{parameter.name}={events.allotment[parameter.of].workers}"
     known = {"rank": rank, "world": events.sizes.world}
     return f"{parameter.name}={known[parameter.name]}" if parameter.name in known else parameter.name
+
+
+def _stream(peer: int | None) -> str:
+    return "" if peer is None else f"stream {peer}: "
 
 
 def _numbers(peers: tuple[int, ...]) -> str:

@@ -39,6 +39,10 @@ class Streams(NamedTuple):
     lane: Stream
     engine: Mapping[int, Stream]
 
+    def of(self, peer: int | None) -> Stream:
+        """The stream of a peer, or of the lane."""
+        return self.lane if peer is None else self.engine[peer]
+
 
 @dataclass(frozen=True)
 class KernelStep:
@@ -128,10 +132,10 @@ def _step(lane: CudaLane, run: Run, step: Planned, site: Site) -> Step:
             return _kernel(lane, run, step, site)
         case RegionCopy(peer=peer):
             source, target = (_part(lane, run, place) for place in (step.source, step.target))
-            return lambda tensors, streams: device.copy(streams.engine[peer], source(tensors), target(tensors))
+            return lambda tensors, streams: device.copy(streams.of(peer), source(tensors), target(tensors))
         case SignalWrite(peer=peer):
             given = _signals(lane, run, step.tensor, step.rank)[step.cell].data_ptr()
-            return lambda tensors, streams: device.write_signal(streams.engine[peer], given)
+            return lambda tensors, streams: device.write_signal(streams.of(peer), given)
         case SignalWait(peer=peer, expected=least):
             awaited = _signals(lane, run, step.tensor, run.rank)[step.cell].data_ptr()
             return lambda tensors, streams: device.wait_for_signal(streams.engine[peer], awaited, least)
