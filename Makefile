@@ -59,7 +59,7 @@ explore: $(READY) ## every program under 10,000 schedules of its execution; seed
 soak: $(READY) ## random calls of all programs for 240 s, every result checked; result in bench/out; repeat one: ARGS="--case SEED"
 	OMP_NUM_THREADS=1 $(RUN) -W ignore::RuntimeWarning -m bench.soak $(ARGS)
 
-gpu: ## one script of under 12 minutes for a machine with a GPU; results in bench/results; without one: ARGS=--dry
+gpu: ## one script of under 14 minutes for a machine with a GPU; results in bench/results; without one: ARGS=--dry
 	@python=python3; $$python -c "import sympy, torch, triton; assert torch.cuda.is_available()" 2>/dev/null \
 		|| { $(MAKE) --no-print-directory setup; python=$(RUN); }; \
 	PYTHONPATH=$(CURDIR) $$python -m bench.gpu $(ARGS)

@@ -1,4 +1,4 @@
-"""`python -m bench.gpu` tests TileLink on a machine with a GPU, in under 12 minutes.
+"""`python -m bench.gpu` tests TileLink on a machine with a GPU, in under 14 minutes.
 
 Steps check results on virtual ranks of one GPU, in every dtype and schedule, in graphs and after aborted waits. They
 measure what a call costs the host, and time the GEMM against cuBLAS. Each step is its own process, so that the others

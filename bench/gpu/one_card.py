@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
@@ -25,6 +25,10 @@ NODE = "h100"
 """The machine whose link the loopback link stands for, if no description names the GPU."""
 STEP = 256
 """Scaled sizes are multiples of this number, so that no tile leaves a rest."""
+CHUNKS = 4
+"""The chunks of rows of the unfused form on two streams."""
+RATIOS, BALANCED = (4.0, 2.0, 1.0, 0.5, 0.25), ("engine", "pull")
+"""Times of a GEMM over those of its transfers, and the schedules that are timed for each ratio."""
 OVERLAP = "1 - (fused - GEMM) / (unfused - GEMM), FLUX's overlap efficiency (arXiv 2406.06858, section 5)"
 Do = Callable[[], Any]
 
@@ -132,6 +136,11 @@ def loopback(place: Place, report: Report) -> None:
     with report.case("the loopback link: its rate") as found:
         rate = link_rate(place)
         found["gb_s"] = round(rate, 1)
+    for program, schedule, name, shape, ratio in balances(place, rate):
+        about = {"op": program.name, "dtype": "bfloat16", "world": WORLD, "layer": name, "link_gb_s": round(rate, 1)}
+        about |= {"schedule": schedule, "shape": "M={},N={},K={}".format(*shape), "compute_to_transfers": ratio}
+        with report.case("the loopback link", baseline="copies, then torch.matmul", **about) as found:
+            found |= over_the_link(place, device, program, schedule, shape)
     for program, by_threads in BY_THREADS:
         for name, shape in layers(place, program):
             m, n, k = scaled(shape, node_rate(place.device) / rate, program is all_gather_matmul)
@@ -141,6 +150,20 @@ def loopback(place: Place, report: Report) -> None:
                 about |= {"link_gb_s": round(rate, 1), "node_gb_s": round(node_rate(place.device), 1)}
                 with report.case("the loopback link", baseline="copies, then torch.matmul", **about) as found:
                     found |= over_the_link(place, device, program, schedule, (m, n, k))
+
+
+def balances(place: Place, rate: float) -> Iterator[tuple[Program, str, str, tuple[int, int, int], float]]:
+    """Yields programs and schedules with the sizes of a layer, one of them changed so that the GEMM takes `RATIOS`
+    times as long as its transfers over a link of `rate` GB/s: N of a gather, K of a scattered sum."""
+    tflops = machine(machine_of_device(place.device) or NODE).matmul_rate("bfloat16")
+    for program in (all_gather_matmul, matmul_reduce_scatter):
+        gathers = program is all_gather_matmul
+        name, (m, n, k) = layers(place, program, 1)[0]
+        us = 2 * m * (k if gathers else n) * (WORLD - 1) / WORLD / rate / 1e3
+        for ratio in RATIOS:
+            size = max(1, round(ratio * us * tflops * 1e6 / (2 * m * (k if gathers else n)) / STEP)) * STEP
+            for schedule in BALANCED:
+                yield program, schedule, name, (m, size, k) if gathers else (m, n, size), ratio
 
 
 def link_rate(place: Place, size: int = 256 << 20) -> float:
@@ -182,14 +205,16 @@ def over_the_link(
     rms = relative_rms([fused[_some(fused)].float().cpu()], [right.cpu()])
     if not rms <= LIMITS["bfloat16"] * 2:
         return {"ok": False, "rel_rms": rms, "error": "the result is wrong"}
-    unfused = _copies(place, group, given, full)
+    unfused, in_chunks = (_copies(place, group, given, full, chunks) for chunks in (1, CHUNKS))
     forms: list[tuple[Do, Do]] = [
-        (given.before, given.call), (_nothing, unfused), (_nothing, lambda: torch.matmul(full, weight))
+        (given.before, given.call), (_nothing, unfused), (_nothing, in_chunks),
+        (_nothing, lambda: torch.matmul(full, weight)),
     ]  # fmt: skip
-    mine, other, gemm = timed(place, [(_of(before), _of(do)) for before, do in forms])
+    mine, other, chunked, gemm = timed(place, [(_of(before), _of(do)) for before, do in forms])
     given.checked()
     found = {"rel_rms": rms, "clocks": place.clocks(unfused), **spread(mine), "baseline_us": spread(other)}
-    found |= {"gemm_us": spread(gemm), "overlap_efficiency": None, "overlap": OVERLAP, "speedup": None}
+    found |= {"chunks": CHUNKS, "chunked_us": spread(chunked), "gemm_us": spread(gemm), "overlap": OVERLAP}
+    found |= {"overlap_efficiency": None, "speedup": None}
     if place.on_gpu:
         fused_us, unfused_us, gemm_us = map(median, (mine, other, gemm))
         found["speedup"] = round(unfused_us / fused_us, 4)
@@ -203,9 +228,10 @@ def overlap_efficiency(fused: float, unfused: float, gemm: float) -> float | Non
     return round(1 - (fused - gemm) / (unfused - gemm), 4) if unfused > gemm else None
 
 
-def _copies(place: Place, group: LoopbackGroup, given: Prepared, full: torch.Tensor) -> Do:
+def _copies(place: Place, group: LoopbackGroup, given: Prepared, full: torch.Tensor, chunks: int) -> Do:
     """Returns an unfused form with the same traffic on the link as the schedule, by copies: rows to or from peers
-    before torch.matmul, or parts of the sum after it."""
+    before torch.matmul, or parts of the sum after it. Several chunks of rows overlap: the copies of a chunk are on a
+    second stream, beside the products of others."""
     gathers, world = given.program is all_gather_matmul, group.world
     resource = given.program.unchanged(given.schedule, given.program.optional)["gather" if gathers else "send"]
     fetches = getattr(resource, "at", None) == ("reader" if gathers else "home")
@@ -216,14 +242,27 @@ def _copies(place: Place, group: LoopbackGroup, given: Prepared, full: torch.Ten
     def cross(mine: torch.Tensor) -> None:
         here.copy_(host, non_blocking=True) if fetches else host.copy_(mine, non_blocking=True)
 
+    device = group.lane.device
+    link = device.stream() if chunks > 1 else None
+
     def do() -> None:
-        if gathers:
-            for _ in range(world - 1):
-                cross(given.x)
-            torch.matmul(full, given.weight)
-            return
-        for mine in torch.matmul(full, given.weight).chunk(world)[1:]:
-            cross(mine)
+        stream = device.current()
+        beside, sums = link or stream, list[torch.Tensor]()  # sums are kept until they have crossed
+        device.follow(beside, stream)
+        for chunk, rows in enumerate(full.chunk(chunks)):
+            parts = range(not chunk, world // chunks)  # the first part of the first chunk is this rank's
+            if gathers:
+                with device.on(beside):
+                    for _ in parts:
+                        cross(given.x)
+                device.follow(stream, beside)
+            sums.append(torch.matmul(rows, given.weight))
+            if not gathers:
+                device.follow(beside, stream)
+                with device.on(beside):
+                    for k in parts:
+                        cross(sums[-1].chunk(world // chunks)[k])
+        device.follow(stream, beside)
 
     return do
 

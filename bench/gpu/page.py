@@ -9,6 +9,7 @@ from pathlib import Path
 from bench.records import Record, json_lines
 from bench.table import head
 from tilelink.analysis.machine import machine
+from tilelink.frontend.schedule import SMs
 from tilelink.kernels.matmul import matmul
 
 RECORDS = Path(__file__).resolve().parent.parent / "results" / "gpu-nvidia-h200.jsonl"
@@ -25,7 +26,7 @@ def tables() -> dict[str, str]:
 def gemms(records: Sequence[Record]) -> Iterator[str]:
     """The GEMMs of the MLPs: ratios over cuBLAS in each run of both forms, without waits and with all signals set."""
     columns = [f"{form}{which}" for which in ("", ", signals set") for form in FORMS]
-    yield from head("M, N, K", "cuBLAS us", *columns, "predicted us")
+    yield from head("M, N, K", "tile", "cuBLAS us", *columns, "predicted us")
     speed = [r for r in records if r["step"] == "speed"]
     means: dict[tuple[str, str], list[float]] = {}
     for shape in dict.fromkeys((r["layer"], r["shape"]) for r in speed):
@@ -36,10 +37,15 @@ def gemms(records: Sequence[Record]) -> Iterator[str]:
             means.setdefault(key, []).extend(found[:1])
             cells.append(", ".join(f"{x:.3f}" for x in found) or "-")
         m, n, k = (int(part.split("=")[1]) for part in shape[1].split(","))
-        us = matmul.simulate("gemm", machine=machine(MACHINE), world=1, M=m, N=n, K=k).makespan_us
-        yield f"| {m}, {n}, {k} | {of_shape[0]['baseline_us']['median_us']:.1f} | {' | '.join(cells)} | {us:.0f} |"
+        schedule = next(r["schedule"] for r in of_shape if r["op"] == "matmul")
+        us = matmul.simulate(schedule, machine=machine(MACHINE), world=1, M=m, N=n, K=k).makespan_us
+        resource = matmul.schedule(schedule)["multiply"]
+        assert isinstance(resource, SMs)
+        tile = " x ".join(map(str, resource.tile[:2]))
+        cublas = of_shape[0]["baseline_us"]["median_us"]
+        yield f"| {m}, {n}, {k} | {tile} | {cublas:.1f} | {' | '.join(cells)} | {us:.0f} |"
     mean = " | ".join(f"{prod(x) ** (1 / len(x)):.3f}" for x in means.values())
-    yield f"| geometric mean | | {mean} | |"
+    yield f"| geometric mean | | | {mean} | |"
 
 
 def loopback(records: Sequence[Record]) -> Iterator[str]:

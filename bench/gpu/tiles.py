@@ -15,15 +15,15 @@ from tilelink.kernels.matmul import matmul
 Tile = tuple[str, int, int]
 Shape = tuple[int, int, int]
 TILES: tuple[Tile, ...] = (
-    ("128x256x64", 3, 8), ("128x256x64", 4, 8), ("256x128x64", 3, 8), ("256x128x64", 4, 8),
-    ("128x128x64", 4, 4), ("128x128x64", 4, 8), ("128x128x128", 3, 8), ("64x256x64", 4, 4),
+    ("128x256x64", 3, 8), ("256x128x64", 4, 8), ("128x128x64", 6, 8), ("128x128x128", 3, 8), ("64x256x64", 5, 4),
 )  # fmt: skip
 """Tile, stages and warps, the library's own first."""
-TILES_OF_FEW: tuple[Tile, ...] = (
-    ("64x64x64", 6, 4), ("64x64x128", 4, 4), ("64x128x64", 4, 4), ("64x32x128", 4, 4), ("128x64x64", 4, 4),
-    ("16x64x128", 4, 4),
-)  # fmt: skip
-"""For few rows."""
+FEW: dict[int, tuple[Tile, ...]] = {
+    16: (("16x32x256", 4, 4), ("16x64x128", 8, 4)),
+    128: (("64x32x256", 4, 4), ("64x32x128", 8, 4), ("64x64x128", 6, 4)),
+    512: (("128x128x64", 6, 8), ("128x64x64", 7, 4), ("128x256x64", 3, 8)),
+}
+"""The tiles for up to so many rows."""
 ROWS = (1, 16, 64, 128, 512)
 
 
@@ -33,8 +33,8 @@ def schedules(tiles: tuple[Tile, ...]) -> list[str]:
 
 
 def cases(place: Place) -> Iterator[tuple[str, str, Shape]]:
-    """Layer, schedule and sizes: the smallest and the largest layer of each half of the paper's MLPs in every tile; the
-    smallest and the largest gate with few rows."""
+    """Layer, schedule and sizes: the smallest and the largest layer of each half of the paper's MLPs in every tile, and
+    with few rows."""
     if not place.on_gpu:
         yield from (("tiny", s, (64, 32, 32)) for s in schedules((("16x16x16", 2, 4), ("32x16x16", 3, 8))))
         return
@@ -43,8 +43,9 @@ def cases(place: Place) -> Iterator[tuple[str, str, Shape]]:
         for name in (layers[0], layers[-1]):
             yield from ((name, s, place.gemms[name]) for s in schedules(TILES))
             _, n, k = place.gemms[name]
-            few = ROWS if half == ", gate" else ()
-            yield from ((name, s, (m, n, k)) for m in few for s in schedules(TILES_OF_FEW))
+            for m in ROWS:
+                tiles = next(tiles for most, tiles in FEW.items() if m <= most)
+                yield from ((name, s, (m, n, k)) for s in schedules(tiles))
 
 
 def tiles(place: Place, report: Report) -> None:

@@ -63,9 +63,9 @@ def test_the_host_is_timed_without_a_gpu(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_every_step_has_its_time() -> None:
-    assert sum(seconds for seconds, _ in STEPS.values()) <= 12 * 60
+    assert sum(seconds for seconds, _ in STEPS.values()) <= 14 * 60
     tables = list(STEPS)[: list(STEPS).index("host") + 1]  # of docs/performance.md, as docs/gpu.md says
-    assert {"speed", "one_card", "loopback"} < set(tables) and sum(STEPS[name][0] for name in tables) <= 7 * 60
+    assert {"speed", "one_card", "loopback"} < set(tables) and sum(STEPS[name][0] for name in tables) <= 8 * 60
 
 
 @pytest.mark.parametrize("which", [("push", "engine"), pytest.param((), marks=pytest.mark.verify)], ids=["two", "all"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,12 +113,13 @@ def settling(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
 def test_how_much_of_the_link_is_hidden(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 30 us beside the GEMM, 10 are left."""
     monkeypatch.setattr(one_card, "LoopbackGroup", link)
-    monkeypatch.setattr(one_card, "timed", lambda place, calls: [[110.0] * 3, [130.0] * 3, [100.0] * 3])
+    monkeypatch.setattr(one_card, "timed", lambda place, calls: [[110.0] * 3, [130.0] * 3, [120.0] * 3, [100.0] * 3])
     device: Any = StandIn(sms=24)
     found = one_card.over_the_link(place, device, all_gather_matmul, "push", SHAPE, WORLD, shared=False)
     assert found["overlap_efficiency"] == round(1 - 10 / 30, 4) and found["speedup"] == round(130 / 110, 4)
-    of = {name: found[name]["median_us"] for name in ("baseline_us", "gemm_us")} | {"fused": found["median_us"]}
-    assert of == {"fused": 110.0, "baseline_us": 130.0, "gemm_us": 100.0}, "what it is made of is on record"
+    of = {name: found[f"{name}_us"]["median_us"] for name in ("baseline", "chunked", "gemm")}
+    assert of == {"baseline": 130.0, "chunked": 120.0, "gemm": 100.0}, "what it is made of is on record"
+    assert found["median_us"] == 110.0
     assert found["overlap"].startswith("1 - (fused - GEMM) / (unfused - GEMM)")
 
 
@@ -168,7 +170,12 @@ def test_the_record_of_a_link_says_what_it_is_made_of(
     monkeypatch.setattr(one_card, "over_the_link", lambda place, device, program, schedule, shape: {"got": shape})
     path = tmp_path / "found.jsonl"
     one_card.loopback(place, Report(path, "step", place, "a command", 300))
-    rate, *found = json_lines(path)
+    rate, *every = json_lines(path)
+    balanced = [r for r in every if "compute_to_transfers" in r]
+    each = product(one_card.BY_THREADS, one_card.RATIOS, one_card.BALANCED)
+    assert [(r["op"], r["schedule"]) for r in balanced] == [(program.name, s) for (program, _), _, s in each]
+    assert {r["compute_to_transfers"] for r in balanced} == set(one_card.RATIOS)
+    found = [r for r in every if r not in balanced]
     assert rate["gb_s"] == found[0]["link_gb_s"] == round(found[0]["node_gb_s"] / 4, 1)
     by_threads = dict(one_card.BY_THREADS)
     wanted = [(p.name, s) for p in by_threads for s in (*p.schedules, by_threads[p])]

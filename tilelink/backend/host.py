@@ -1,10 +1,11 @@
 """The plan of a rank's host for a run, in order: kernels to launch, and copies to enqueue on the copy engine.
 
 The plan comes from the unrolled events, so the copies are the ones that were checked. Each peer has a stream for the
-copies from it and to it. Copies from a rank to itself that wait for nothing come before the kernel, on the stream of the
-lane: a GPU makes a copy inside itself on its SMs, and beside a kernel that has all but one of them it would be slow. A stream or a kernel is launched after the producers that it waits for, so no consumer holds
-up its producer in a queue. When the kernel has ended, even by an abort, nobody gives the signals any more that streams
-wait for. The host then gives all of them.
+copies from it and to it. Copies from a rank to itself that wait for nothing come before the kernel, on the lane's
+stream: a GPU makes a copy inside itself on its SMs, and beside a kernel that has all but one of them it would be slow.
+A stream or a kernel is launched after the producers that it waits for, so no consumer holds up its producer in a queue.
+When the kernel has ended, even by an abort, nobody gives the signals any more that streams wait for. The host then
+gives all of them.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def all_gather_gated_matmul(
     gated_matmul[tk.tiles(out)](full, gate, up, out, gate_bias, up_bias, combine)
 
 
-gemm = tk.SMs(tile=(128, 128, 64), order=tk.own_rank_first, stages=3, warps=8)
+gemm = tk.SMs(tile=(128, 128, 64), order=tk.grouped(4, tk.own_rank_first), stages=3, warps=8)
 # Not in bulk: with two sums and the descriptors of all peers, kernels for Hopper spill registers on Triton 3.9.
 push = tk.Schedule(gather=tk.SMs(16, tile=(128, 256), order=tk.ring, at="home"), gated_matmul=gemm)
 pull = push.changed(gather={"order": tk.own_rank_first, "at": "reader"})

@@ -41,7 +41,7 @@ def all_gather_matmul(
         gathered = None  # only the tiles of the first weight keep the rows
 
 
-gemm = tk.SMs(tile=(128, 256, 64), order=tk.own_rank_first, stages=3, warps=8)
+gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(4, tk.own_rank_first), stages=3, warps=8)
 in_bulk = tk.SMs(12, tile=(128, 2048), order=tk.ring, at="home", stages=6, via="tma")
 push = tk.Schedule(gather=in_bulk, matmul=gemm)
 pull = push.changed(gather={"order": tk.own_rank_first, "at": "reader"})

@@ -37,7 +37,7 @@ def matmul_reduce_scatter_backward(
         bias_gradient[tk.tiles(dbias)](full, dbias, True)
 
 
-input_gemm = tk.SMs(tile=(128, 256, 64), order=tk.own_rank_first, stages=3, warps=8)
+input_gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(4, tk.own_rank_first), stages=3, warps=8)
 weight_gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8), stages=3, warps=8)
 columns = tk.SMs(tile=(64, 256))
 push = tk.Schedule(gather=in_bulk, input_gradient=input_gemm, weight_gradient=weight_gemm, bias_gradient=columns)

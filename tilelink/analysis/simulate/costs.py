@@ -62,8 +62,11 @@ def costs(steps: Steps, machine: Machine, agents: Mapping[str, str]) -> Costs:
     head = product & _first(steps.tile, product)
     names = [agent_of(role, program, steps.events.sizes, machine, agents) for role in program.roles]
     chosen = tuple(machine.agent(name) for name in names)
-    on_sm = np.array([a.on_sm for a in chosen])[steps.events.role[steps.event]]
-    alone = np.where(on_sm, busy + np.where(head, machine.tile_us, 0), 0)
+    role = steps.events.role[steps.event]
+    on_sm = np.array([a.on_sm for a in chosen])[role]
+    waits = np.array([any(ir.every(ir.Wait, r.body)) for r in program.roles])[role]  # others come before the kernel
+    inside = np.where(waits & (steps.written > 0), steps.read / (machine.inside_rate * GB_S), 0)
+    alone = np.where(on_sm, busy + np.where(head, machine.tile_us, 0), inside)
     refill = np.where(product & ~head, machine.tile_us / 2, 0)  # assumed: filling the pipeline takes half of `tile_us`
     return Costs(alone, refill, steps.fetched + steps.written, chosen, tuple(name == "multicast" for name in names))
 
