@@ -24,7 +24,7 @@ from tilelink.runtime.cuda.virtual_world import VirtualWorld
 
 pytestmark = pytest.mark.gpu
 
-REPLAYS = 100
+REPLAYS = 1000
 PARTS = {1: (48,), 2: (40, 5), 4: (16, 0, 33, 7), 8: (5, 16, 0, 1, 33, 8, 2, 16)}
 
 
