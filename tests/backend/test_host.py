@@ -14,6 +14,7 @@ from tilelink.backend.lower import lower_at
 from tilelink.backend.targets import CPU
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, engine
+from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 
 PARTS = {"M": (32, 0, 40), "N": 32, "K": 48}
 
@@ -67,9 +68,8 @@ def test_every_signal_is_given_once_after_its_copy(at: str) -> None:
                 continue
             assert isinstance(copy, RegionCopy) and copy.peer == signal.peer
             assert copy.target.tensor == signal.tensor == "full" and copy.target.rank == signal.rank
-            inside = copy.source.rank == copy.target.rank == rank
-            assert copy.source.box == copy.target.box and (copy.peer is None) == inside
-            assert inside or copy.peer in (copy.source.rank, copy.target.rank)
+            assert copy.source.box == copy.target.box and copy.peer in (copy.source.rank, copy.target.rank)
+            assert copy.ahead == signal.ahead == (copy.source.rank == copy.target.rank)
             (first, last), columns = copy.target.box
             assert (
                 columns == (0, 48)
@@ -86,7 +86,7 @@ def test_ranks_without_copies_fork_nothing() -> None:
 
 
 def test_the_order_of_the_schedule_is_that_of_the_host() -> None:
-    for order, peers in ((tk.own_rank_first, [None, 0, 1]), (tk.next_rank_first, [0, 1, None])):
+    for order, peers in ((tk.own_rank_first, [2, 0, 1]), (tk.next_rank_first, [0, 1, 2])):
         steps = plan(by_engine("home").changed(gather={"order": order}), 2)
         copies = [s.peer for s in steps if isinstance(s, RegionCopy)]
         assert copies == [p for p in peers for _ in range(2)]
@@ -114,3 +114,14 @@ def test_one_stream_is_one() -> None:
     engine = by_engine("home").changed(gather={"streams": "one"})
     text = all_gather_matmul.show("host", engine, world=3, dtypes="float32", **PARTS)
     assert "stream 0 goes on after that" in text and "what follows comes after stream 0\n" in text
+
+
+def test_a_copy_inside_a_rank_that_waits_is_not_ahead() -> None:
+    """Behind a wait for a tile of the kernel, a copy can't come before the kernel."""
+    sizes = {"M": (32, 32), "N": 32, "K": 48}
+    bound = matmul_reduce_scatter.bind(matmul_reduce_scatter.fit("engine", world=2, **sizes))
+    at = Sizes.of(bound, 2, sizes)
+    events = unroll(bound, at)
+    steps = host_plan(lower_at(bound, at, CPU), at, events.sms, events.kernel_workers, lambda: events, 0)
+    copies = [s for s in steps if isinstance(s, RegionCopy)]
+    assert {(c.source.rank, c.target.rank) for c in copies} == {(0, 0), (0, 1)} and not any(c.ahead for c in copies)

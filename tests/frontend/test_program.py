@@ -59,7 +59,7 @@ def test_immutable_all_the_way_down() -> None:
 def test_equal_for_equal_schedules() -> None:
     again = tk.Schedule(
         gather=tk.SMs(12, tile=(128, 2048), order=tk.ring, at="home", stages=6, via="tma"),
-        matmul=tk.SMs(tile=(128, 256, 64), order=tk.own_rank_first, stages=3, warps=8),
+        matmul=tk.SMs(tile=(128, 256, 64), order=tk.grouped(4, tk.own_rank_first), stages=3, warps=8),
     )
     assert again is not push and again == push and hash(again) == hash(push)
     same = tk.program(all_gather_matmul.function)  # reads the tile functions anew
@@ -74,7 +74,7 @@ def test_equal_for_equal_schedules() -> None:
         {"matmul": {"tile": (64, 256, 64)}},
         {"matmul": {"tile": (128, 256, 32)}},
         {"matmul": {"order": tk.next_rank_first}},
-        {"matmul": {"order": tk.grouped(4)}},
+        {"matmul": {"order": tk.grouped(8)}},
         {"gather": {"warps": 4}, "matmul": {"warps": 4}},
         {"matmul": {"stages": 4}},
         {"gather": {"count": 8}},

@@ -58,23 +58,25 @@ class Fork:
 
 @dataclass(frozen=True)
 class RegionCopy:
-    """A copy on the stream of a peer, or of the lane if that is None. Each of its places is on that peer or on this
-    rank."""
+    """A copy on the stream of a peer. Each of its places is on that peer or on this rank. `ahead`: it may come before
+    the kernel on the lane's stream, since its tile stays inside the rank and waits for nothing."""
 
-    peer: int | None
+    peer: int
     source: Place
     target: Place
+    ahead: bool = False
 
 
 @dataclass(frozen=True)
 class SignalWrite:
-    """A write of 1 to a signal on a rank, on the stream of a peer, or of the lane if that is None, with release order
-    in the system."""
+    """A write of 1 to a signal on a rank, on the stream of a peer, with release order in the system. `ahead`: as that of
+    the copy."""
 
-    peer: int | None
+    peer: int
     tensor: str
     rank: int
     cell: int
+    ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def host_plan(
         return (*plan, main)
     plan.append(KernelLaunch(lowered.enter, 1))
     steps = tuple(_engine_steps(events(), rank))
-    peers = tuple(sorted({step.peer for step in steps if step.peer is not None}))
+    peers = tuple(sorted({step.peer for step in steps}))
     before_main, after_main = _around_the_kernel(steps)
     plan += [*([Fork(peers)] if peers else []), *before_main, main]
     plan += [LetGo(tensor) for tensor in lowered.program.awaited_by_engines]
@@ -130,7 +132,7 @@ def host_plan(
 
 def _around_the_kernel(steps: Iterable[EngineStep]) -> tuple[list[EngineStep], list[EngineStep]]:
     """Splits the steps: on each stream, before its first wait for a tile of the kernel, and from there on."""
-    before_main, after_main, waiting = list[EngineStep](), list[EngineStep](), set[int | None]()
+    before_main, after_main, waiting = list[EngineStep](), list[EngineStep](), set[int]()
     for step in steps:
         if isinstance(step, SignalWait):
             waiting.add(step.peer)
@@ -151,21 +153,20 @@ def _engine_steps(events: Events, rank: int) -> Iterator[EngineStep]:
     names = "op", "worker", "tensor", "home", "lo", "hi", "cell", "expected"
     columns = (getattr(events, n)[mine].tolist() for n in names)
     place: Place | None = None
-    for inside, op, worker, number, home, lo, hi, cell, expected in zip(
+    for ahead, op, worker, number, home, lo, hi, cell, expected in zip(
         _inside_the_rank(events, mine, rank), *columns, strict=True
     ):
-        peer = None if inside else worker - events.kernel_workers
-        tensor = events.program.tensors[number]
+        peer, tensor = worker - events.kernel_workers, events.program.tensors[number]
         if op == WAIT:
-            yield SignalWait(worker - events.kernel_workers, tensor.name, cell, expected)
+            yield SignalWait(peer, tensor.name, cell, expected)
         elif op == NOTIFY:
-            yield SignalWrite(peer, tensor.name, home, cell)
+            yield SignalWrite(peer, tensor.name, home, cell, ahead)
         else:  # a copy reads, then writes
             box = tuple(zip(lo, hi, strict=True))[: len(tensor.dims)]
             source, place = place, Place(tensor.name, home, tensor.dims, box)
             if op == WRITE:
                 assert source is not None
-                yield RegionCopy(peer, source, place)
+                yield RegionCopy(peer, source, place, ahead)
 
 
 def _inside_the_rank(events: Events, mine: np.ndarray, rank: int) -> list[bool]:
@@ -204,9 +205,9 @@ def _step_text(step: Step, events: Events, rank: int) -> str:
         case Join():
             return f"what follows comes after stream{'s' * (len(step.peers) > 1)} {_numbers(step.peers)}"
         case RegionCopy():
-            return f"{_stream(step.peer)}copy {step.source} to {step.target}"
+            return f"{_stream(step)}copy {step.source} to {step.target}"
         case SignalWrite():
-            return f"{_stream(step.peer)}write 1 to signal {step.cell} of {step.tensor} on rank {step.rank}"
+            return f"{_stream(step)}write 1 to signal {step.cell} of {step.tensor} on rank {step.rank}"
         case SignalWait():
             return f"stream {step.peer}: wait until signal {step.cell} of {step.tensor} is {step.expected}"
         case LetGo():
@@ -224,8 +225,8 @@ def _passed(parameter: Parameter, events: Events, rank: int) -> str:
     return f"{parameter.name}={known[parameter.name]}" if parameter.name in known else parameter.name
 
 
-def _stream(peer: int | None) -> str:
-    return "" if peer is None else f"stream {peer}: "
+def _stream(step: RegionCopy | SignalWrite) -> str:
+    return "" if step.ahead else f"stream {step.peer}: "
 
 
 def _numbers(peers: tuple[int, ...]) -> str:

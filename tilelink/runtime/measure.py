@@ -1,7 +1,6 @@
 """Measures one GPU for a description of its machine: rates, tile times, launches, signals and copies.
 
-Numbers that take two GPUs (links, remote signals, collectives) come from the machine that the description extends. This
-has not run on a GPU yet: compiled only.
+Numbers that take two GPUs (links, remote signals, collectives) come from the machine that the description extends.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tilelink.errors import DeviceError
 from tilelink.runtime.cuda.clock import captured, device_us
 from tilelink.runtime.gauges import multiply, nothing, notify, read
 
-TILE = (128, 256, 64)
+TILE, WAVES = (128, 256, 64), 4
 REPEATS = 20
 COPIES = tuple(8192 << k for k in range(0, 15, 2))
 FENCES = 1000
@@ -52,7 +51,7 @@ def measure() -> Measured:
         "matmul.bfloat16": (2 * 8192.0**3 / library / 1e6, "torch.mm, 8192 x 8192 x 8192"),
         "memory_rate": (_memory_rate(), "device copy of 1 GiB, read and written"),
         "l2_total": (_l2_total(sms), "two programs an SM read the same 24 MiB"),
-        "tile_us": (tile_us, f"tiles {TILE[0]} x {TILE[1]} in Triton: time against K, at K=0, less a launch"),
+        "tile_us": (tile_us, f"tiles {TILE[0]} x {TILE[1]} in Triton: time of a wave against K, at K=0"),
         "launch_us": (_launch(), "a graph of 200 empty kernels, one behind the other"),
         "signal_us": (2 * local, "two atomics with acq_rel at gpu scope: a notification, and the poll that sees it"),
         "fence_us": (max(0.0, system - local), "an atomic with acq_rel at sys scope, less one at gpu scope"),
@@ -95,10 +94,14 @@ def _tiles(sms: int) -> tuple[float, float, float]:
         out = torch.empty(tiles * m * n, device="cuda", dtype=torch.bfloat16)
         return _us(lambda: multiply[(tiles,)](x, weight, out, k, m, n, step, num_warps=8, num_stages=3))
 
+    def wave(k: int) -> float:
+        """Microseconds of a wave of tiles, without the beginning and the end of the kernel."""
+        return (run(WAVES * sms, k) - run(sms, k)) / (WAVES - 1)
+
     ks = np.array([1024, 2048, 4096, 8192])
-    slope, beside = np.polyfit(ks, [run(sms, int(k)) for k in ks], 1)
+    slope, beside = np.polyfit(ks, [wave(int(k)) for k in ks], 1)
     rate = 2.0 * m * n * sms / slope / 1e6
-    return rate, max(0.0, float(beside) - _launch()), run(sms + 1, 4096) / run(sms, 4096)
+    return rate, max(0.0, float(beside)), run(sms + 1, 4096) / run(sms, 4096)
 
 
 def _memory_rate() -> float:

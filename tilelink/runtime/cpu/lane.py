@@ -83,9 +83,8 @@ class CpuLane(Lane):
         memory = {(r.name, r.rank): r.tensor for r in regions}
         agent = run.prepared.workers
 
-        def on_engine(work: Callable[[Accesses], None], peer: int | None) -> None:
-            stream, number = (LANE, rank) if peer is None else (engine_to(peer), peer)
-            execution.launch(work, 1, {}, regions, rank, stream, run.label, agent + number)
+        def on_engine(work: Callable[[Accesses], None], peer: int) -> None:
+            execution.launch(work, 1, {}, regions, rank, engine_to(peer), run.label, agent + peer)
 
         for step in run.plan:
             match step:

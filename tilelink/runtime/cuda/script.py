@@ -39,9 +39,9 @@ class Streams(NamedTuple):
     lane: Stream
     engine: Mapping[int, Stream]
 
-    def of(self, peer: int | None) -> Stream:
-        """The stream of a peer, or of the lane."""
-        return self.lane if peer is None else self.engine[peer]
+    def of(self, step: RegionCopy | SignalWrite) -> Stream:
+        """The stream of a step: of its peer, or of the lane."""
+        return self.lane if step.ahead else self.engine[step.peer]
 
 
 @dataclass(frozen=True)
@@ -130,12 +130,12 @@ def _step(lane: CudaLane, run: Run, step: Planned, site: Site) -> Step:
     match step:
         case KernelLaunch():
             return _kernel(lane, run, step, site)
-        case RegionCopy(peer=peer):
+        case RegionCopy():
             source, target = (_part(lane, run, place) for place in (step.source, step.target))
-            return lambda tensors, streams: device.copy(streams.of(peer), source(tensors), target(tensors))
-        case SignalWrite(peer=peer):
+            return lambda tensors, streams: device.copy(streams.of(step), source(tensors), target(tensors))
+        case SignalWrite():
             given = _signals(lane, run, step.tensor, step.rank)[step.cell].data_ptr()
-            return lambda tensors, streams: device.write_signal(streams.of(peer), given)
+            return lambda tensors, streams: device.write_signal(streams.of(step), given)
         case SignalWait(peer=peer, expected=least):
             awaited = _signals(lane, run, step.tensor, run.rank)[step.cell].data_ptr()
             return lambda tensors, streams: device.wait_for_signal(streams.engine[peer], awaited, least)
