@@ -66,8 +66,7 @@ SPECIALISED_EXPERTS = (
 WITHIN_BUDGET = frozenset(
     f"{name} {schedule} {target}"
     for target, names, schedules in (
-        ("sm_90", ("all_gather_matmul",), ("pull", "multicast")),
-        ("sm_90", ("all_gather_matmul[gathered]", "all_gather_matmul[2]"), ("multicast",)),
+        ("sm_90", tuple(f"all_gather_matmul{n}" for n in ("", "[gathered]", "[2]")), ("multicast",)),
         ("sm_90", ("all_gather_matmul_backward[2]",), ("pull", "fused")),
         ("sm_90", ("matmul_reduce_scatter_backward", "matmul_reduce_scatter_backward[dbias]"), ("pull",)),
         ("sm_90", ("matmul_all_reduce",), PUSHED),
@@ -112,8 +111,12 @@ WITHIN = {
         for s in ("push", "pull", "engine", "few")
         for n, step in ((90, 66), (100, 88))
     },
-    **{f"{name} push sm_90": {**BUDGET, "step": 89} for name in ("all_gather_matmul", "matmul_reduce_scatter")},
-    **{f"all_gather_matmul[{n}] {s} sm_90": {**BUDGET, "step": 89} for n in ("2", "gathered") for s in PUSHED},
+    "matmul_reduce_scatter push sm_90": {**BUDGET, "step": 89},
+    **{
+        f"all_gather_matmul{n} {s} sm_90": {**BUDGET, "step": 92}  # groups of tiles: 11 more, and faster on an H200
+        for n in ("", "[2]", "[gathered]")
+        for s in PUSHED
+    },
     **{f"{name} {schedule} sm_90": {**BUDGET, "step": 96} for name in EXPERTS for schedule in ("push", "pull")},
     **{f"all_gather_grouped_matmul[gathered] {s} sm_90": {**BUDGET, "step": 98, "spill_bytes": 44} for s in PUSHED},
     **{f"{name} few sm_90": {**BUDGET, "step": 108} for name in EXPERTS},

@@ -69,8 +69,8 @@ class RegionCopy:
 
 @dataclass(frozen=True)
 class SignalWrite:
-    """A write of 1 to a signal on a rank, on the stream of a peer, with release order in the system. `ahead`: as that of
-    the copy."""
+    """A write of 1 to a signal on a rank, on the stream of a peer, with release order in the system. `ahead`: as its
+    copy."""
 
     peer: int
     tensor: str

@@ -48,7 +48,7 @@ pull = push.changed(gather={"order": tk.own_rank_first, "at": "reader"})
 multicast = tk.Schedule(gather=tk.SMs(8, tile=(128, 256), at="home", via="multicast"), matmul=gemm)
 by_engine = tk.CopyEngine(tile=(512, None), order=tk.ring, at="home", streams="one")
 engine = tk.Schedule(gather=by_engine, matmul=gemm)
-pieces = push.changed(gather={"tile": (128, 1024)}, matmul={"waits": "pieces"})
+pieces = push.changed(gather={"tile": (128, 1024)}, matmul={"waits": "pieces", "order": tk.own_rank_first})
 across = {"tile": (128, 64, 64), "order": tk.across_parts, "stages": 6}
 few = push.changed(gather={"count": 32, "tile": (128, 256), "via": "load-store"}, matmul=across)
 operator = "all_gather_linear"  # of tilelink.ops: these schedules are its plans
