@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from bench.check import LIMITS, relative_rms
-from bench.gpu.place import FLUSHED
+from bench.gpu.place import FLUSHED, flush
 from bench.node.forms import Form, Layer, gather
 from bench.node.ranks import Node
 from bench.node.report import FUSED, TIMES, UNFUSED, NodeReport
@@ -100,9 +100,9 @@ def _before(node: Node) -> Callable[[], object]:
     """Returns what is enqueued before a call: it flushes the cache and lets the ranks meet."""
     if not node.place.on_gpu:
         return dist.barrier
-    flushed = torch.empty(FLUSHED, dtype=torch.uint8, device=node.place.place)
+    flushed = torch.zeros(FLUSHED // 8, dtype=torch.int64, device=node.place.place)
     word = torch.zeros(1, device=node.place.place)
-    return lambda: (flushed.zero_(), dist.all_reduce(word))
+    return lambda: (flush(flushed), dist.all_reduce(word))
 
 
 def _once(node: Node, do: Form, before: Callable[[], object]) -> tuple[float, bool]:

@@ -80,6 +80,7 @@ def _simulated(
 ) -> float:  # fmt: skip
     found, agent = machine(name), FORMS[form].moves
     changed = found.changed(**{"matmul.bfloat16": rate, "l2_total": l2, f"agents.{agent}.saturation": link})
+    changed = changed.changed(inside_rate=found.memory_rate)  # they leave a rank's own rows where they are
     if not found.agent(agent).on_sm:  # an engine is one worker: its own rate keeps its ratio to the link rate
         share = found.agent(agent).push / found.agent(agent).saturation
         changed = changed.changed(**{f"agents.{agent}.push": link * share, f"agents.{agent}.pull": link * share})

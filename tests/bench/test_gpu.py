@@ -154,7 +154,7 @@ def test_the_cache_is_flushed_between_what_is_before_and_the_call(monkeypatch: p
         before(), call()
         return 1.0
 
-    more = SimpleNamespace(zero_=lambda: seen.append("flush"))
+    more = SimpleNamespace(max=lambda: seen.append("flush"))
     monkeypatch.setattr(bench.gpu.place, "device_us", device_us)
     monkeypatch.setattr(bench.gpu.place, "_more_than_the_cache", lambda: more)
     assert bench.gpu.place._by_events(lambda: seen.append("call"), lambda: seen.append("before")) == 1.0
