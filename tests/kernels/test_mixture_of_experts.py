@@ -10,8 +10,8 @@ import torch
 
 from tests.kernels.gather_gemm import small_world
 from tests.kernels.routed import random_counts, run_and_check
-from tests.kernels.whole_layer import Layer, in_tiles
-from tests.parameters import covering, rarely
+from tests.kernels.whole_layer import KEPT, Layer, in_tiles
+from tests.parameters import covering, first_of, rarely
 from tilelink.emulator import Operation
 from tilelink.runtime.trace import align
 
@@ -27,7 +27,7 @@ def test_integers_are_exact_twice_in_a_row_and_runs_do_what_events_say(schedule:
     most, experts = (6 if world < 3 else 4), (2 if world < 4 else 1)
     counts = [random_counts(world, experts, seed, most, empty=0.3 if world < 8 else 0.8) for seed in (1, 2)]
     room = 3 + max(max(map(sum, zip(*c, strict=True))) for c in counts) * world
-    calls = [Layer(schedule, c, N=16, K=16, integers=True, keep=True, seed=k, room=room) for k, c in enumerate(counts)]
+    calls = [Layer(schedule, c, N=16, K=16, integers=True, keep=KEPT, seed=k, room=room) for k, c in enumerate(counts)]
     operations: list[Operation] = []
     lane = small_world(world, observer=operations.append)
     run_and_check(*calls, world=lane)
@@ -48,7 +48,12 @@ def test_nothing_is_routed_or_all_of_it_to_one_expert_from_one_rank(schedule: st
     "dtype", [torch.bfloat16, *(pytest.param(d, marks=pytest.mark.verify) for d in (torch.float32, torch.float16))]
 )
 def test_errors_are_those_of_rounding(dtype: torch.dtype) -> None:
-    run_and_check(Layer("push", random_counts(2, 2, 3, most=10), K=64, N=24, dtype=dtype, keep=True))
+    run_and_check(Layer("push", random_counts(2, 2, 3, most=10), K=64, N=24, dtype=dtype, keep=KEPT))
+
+
+@pytest.mark.parametrize("name", first_of(["ups", "gates"]))
+def test_one_product_is_kept_without_the_other(name: str) -> None:
+    run_and_check(Layer("push", random_counts(2, 1, 5, most=4), K=16, N=16, integers=True, keep=(name,)))
 
 
 @pytest.mark.parametrize("waves", [(None, 1), pytest.param((None, 1, 2), marks=pytest.mark.verify)], ids=str)

@@ -35,13 +35,13 @@ def in_tiles(name: str, wave: int | None = 1, tile: int = 16) -> Schedule:
 
 
 class Layer(Called):
-    """A call of the layer. `keep`: whether it asks for all that gradients need."""
+    """A call of the layer. `keep`: what it asks for besides; `KEPT` is all that gradients need."""
 
     rounded = ROUNDED[mixture_of_experts]
 
     def __init__(
         self, schedule: Schedule | str, counts: Counts, *, K: int = 24, N: int = 20, room: int | None = None,
-        dtype: torch.dtype = torch.float32, integers: bool = False, keep: bool = False, seed: int = 0,
+        dtype: torch.dtype = torch.float32, integers: bool = False, keep: Sequence[str] = (), seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(dtype, integers, seed)
         self.schedule = in_tiles(schedule) if isinstance(schedule, str) else schedule
@@ -71,8 +71,7 @@ class Layer(Called):
         (K, N), routed = given["gate"].shape[1:], self.parts["routed"][rank]
         shapes = {"out": (len(given["x"]), K), "gathered": (routed, K), "gates": (routed, N), "ups": (routed, N)}
         shapes["kept"] = (self.parts["sent"][rank], K)
-        asked = ("out", *KEPT) if self.keep else ("out",)
-        outs = {n: torch.full(shapes[n], float("nan"), dtype=self.dtype) for n in asked}
+        outs = {n: torch.full(shapes[n], float("nan"), dtype=self.dtype) for n in ("out", *self.keep)}
         counts = options.pop("counts", torch.tensor(self.counts, dtype=torch.int32))
         function = {"activation": times} if self.integers else {}
         options = {"schedule": self.schedule, "parts": self.parts, "route": counts, **function, **options}

@@ -22,6 +22,7 @@ def gate_up(t, rows, gate, up, hidden, activation, gathered=None, gates=None, up
     tk.notify(hidden[t].store(activation(left, right)))
     if gates is not None:
         gates[t].store(left)
+    if ups is not None:
         ups[t].store(right)
     if gathered is not None and t.cols.start == 0:
         for k in tk.steps(rows.cols):
@@ -56,7 +57,7 @@ def mixture_of_experts(
     """out[token] = the weighted sum over the token's experts of activation(token @ gate, token @ up) @ weight. The sum
     is made in float32, in the order of the token's choices. weights: 1 if left out. x, order: as in `dispatch_matmul`.
     place: as in `matmul_combine`. On request: gathered, the rows of this rank's experts, by expert and source; gates
-    and ups, both products of these rows; kept, the rows that came back, in the order of all experts."""
+    and ups, the two products of these rows; kept, the rows that came back, in the order of all experts."""
     rows, hidden = tk.sharded("routed", "K"), tk.sharded("routed", "N")
     made, back = tk.sharded("routed", "K"), tk.sharded("sent", "K")
     dispatch[tk.tiles(route, x.cols)](x, order, rows)
