@@ -529,3 +529,16 @@ def test_bad_input_is_refused() -> None:
 def test_products_need_a_rate() -> None:
     with pytest.raises(MachineError, match="no matmul rate for float8_e4m3fn; there is one for bfloat16"):
         matmul.simulate(machine="h100", world=1, dtypes="float8_e4m3fn", M=128, N=256, K=64)
+
+
+def test_copies_inside_a_rank_are_slow_where_they_wait_for_the_kernel() -> None:
+    """Others come before the kernel, when all SMs are free."""
+    sizes: dict[str, Any] = {"world": 2, "M": 4096, "N": 1024, "K": 1024}
+
+    def us(program: Any, **numbers: float) -> float:
+        made: float = program.simulate("engine", machine=machine("h200").changed(**numbers), **sizes).makespan_us
+        return made
+
+    of_own_rows = 4096 / 2 * 1024 * 2 / 1e3  # microseconds at 1 GB/s
+    assert us(matmul_reduce_scatter, inside_rate=1.0) > of_own_rows > us(matmul_reduce_scatter)
+    assert us(all_gather_matmul, inside_rate=1.0) == us(all_gather_matmul)

@@ -9,7 +9,18 @@ import pytest
 
 import tilelink as tk
 from tilelink.analysis.unroll import unroll
-from tilelink.backend.host import Fork, Join, KernelLaunch, RegionCopy, SignalWrite, Step, host_plan
+from tilelink.backend import host
+from tilelink.backend.host import (
+    Fork,
+    Join,
+    KernelLaunch,
+    Place,
+    RegionCopy,
+    SignalWait,
+    SignalWrite,
+    Step,
+    host_plan,
+)
 from tilelink.backend.lower import lower_at
 from tilelink.backend.targets import CPU
 from tilelink.frontend.sizes import Sizes
@@ -114,6 +125,14 @@ def test_one_stream_is_one() -> None:
     engine = by_engine("home").changed(gather={"streams": "one"})
     text = all_gather_matmul.show("host", engine, world=3, dtypes="float32", **PARTS)
     assert "stream 0 goes on after that" in text and "what follows comes after stream 0\n" in text
+
+
+def test_what_may_come_ahead_stands_before_the_kernel_also_behind_a_wait_of_its_stream() -> None:
+    """Behind the kernel, on its stream, it would come too late for the kernel that waits for it."""
+    own = Place("x", 0, ("M",), ((0, 16),))
+    wait, copy, late = SignalWait(0, "partial", 0, 1), RegionCopy(0, own, own, ahead=True), RegionCopy(0, own, own)
+    signal = SignalWrite(0, "full", 0, 0, ahead=True)
+    assert host._around_the_kernel([wait, copy, signal, late]) == ([copy, signal], [wait, late])
 
 
 def test_a_copy_inside_a_rank_that_waits_is_not_ahead() -> None:

@@ -391,3 +391,9 @@ def test_ratios_are_said_side_by_side() -> None:
     head = {"what": "GEMM", "op": "matmul", "schedule": "gemm", "baseline": "cuBLAS"}
     found = [{**head, "speedup": s} for s in (0.9, 1.0, 1.05)] + [{"what": "begun"}]
     assert ratios(found) == ["GEMM, matmul gemm: 0.90 to 1.05 of cuBLAS, median 1.00 of 3"]
+
+
+def test_narrow_tiles_are_timed_where_wide_ones_leave_sms_without_work() -> None:
+    assert speed.narrow_is_faster("h200", 8192, 1792, 4096) and not speed.narrow_is_faster("h200", 8192, 3584, 8192)
+    assert not speed.narrow_is_faster(None, 8192, 1792, 4096), "nobody knows this GPU"
+    assert speed.with_tiles("push", "matmul", True) == "push,matmul.tile=128x128x64,matmul.stages=6"

@@ -45,9 +45,9 @@ class Machine:
     `ranks`: GPUs in all; `ranks_per_node`: in a node. `matmul`: TFLOP/s of a large matrix product by dtype, sustained,
     on all SMs. `tile_us`: time of a product's tile besides its main loop. `shared_rate`, `l2_rate`: GB/s between one SM
     and its shared memory, and L2. `l2_total`: GB/s that all SMs together read from L2. `inside_rate`: GB/s of a copy
-    inside a GPU beside a kernel on its SMs. `links`: "switch" (every rank
-    has one way out and one way in) or "mesh" (a link for every pair of ranks). `collective`, `collective_us`: bus
-    bandwidth of the library's all-gather and reduce-scatter, and their time for no bytes, for the unfused form.
+    inside a GPU beside a kernel on its SMs. `links`: "switch" (every rank has one way out and one way in) or "mesh"
+    (a link for every pair of ranks). `collective`, `collective_us`: bus bandwidth of the library's all-gather and
+    reduce-scatter, and their time for no bytes, for the unfused form.
     `reserved`: SMs that fused kernels leave to others; `leaving` sets it, no description has it. `numbers`, `sources`:
     each number as in the file, and its source, by path.
     """

@@ -131,12 +131,14 @@ def host_plan(
 
 
 def _around_the_kernel(steps: Iterable[EngineStep]) -> tuple[list[EngineStep], list[EngineStep]]:
-    """Splits the steps: on each stream, before its first wait for a tile of the kernel, and from there on."""
+    """Splits the steps: on each stream, before its first wait for a tile of the kernel, and from there on. Behind the
+    kernel, the lane's stream would keep it waiting for a step that may come ahead of it."""
     before_main, after_main, waiting = list[EngineStep](), list[EngineStep](), set[int]()
     for step in steps:
         if isinstance(step, SignalWait):
             waiting.add(step.peer)
-        (after_main if step.peer in waiting else before_main).append(step)
+        ahead = not isinstance(step, SignalWait) and step.ahead
+        (after_main if step.peer in waiting and not ahead else before_main).append(step)
     return before_main, after_main
 
 
@@ -154,7 +156,7 @@ def _engine_steps(events: Events, rank: int) -> Iterator[EngineStep]:
     columns = (getattr(events, n)[mine].tolist() for n in names)
     place: Place | None = None
     for ahead, op, worker, number, home, lo, hi, cell, expected in zip(
-        _inside_the_rank(events, mine, rank), *columns, strict=True
+        _may_come_ahead(events, mine, rank), *columns, strict=True
     ):
         peer, tensor = worker - events.kernel_workers, events.program.tensors[number]
         if op == WAIT:
@@ -169,9 +171,9 @@ def _engine_steps(events: Events, rank: int) -> Iterator[EngineStep]:
                 yield RegionCopy(peer, source, place, ahead)
 
 
-def _inside_the_rank(events: Events, mine: np.ndarray, rank: int) -> list[bool]:
+def _may_come_ahead(events: Events, mine: np.ndarray, rank: int) -> list[bool]:
     """For each of these events, sorted by role and tile, whether its tile touches only this rank and waits for
-    nothing."""
+    nothing. No order of copies matters to such a tile: to read what a tile has written takes a wait."""
     role, tile = events.role[mine], events.tile[mine]
     begins = np.ones(len(mine), bool)
     begins[1:] = (role[1:] != role[:-1]) | (tile[1:] != tile[:-1])
