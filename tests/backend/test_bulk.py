@@ -102,7 +102,7 @@ def test_a_tile_tells_what_is_stored_when_it_is_complete() -> None:
         return [", bulk=True" in line for line in re.findall(r"^ +notify\(.*\)$", source, re.MULTILINE)]
 
     assert told(all_gather_matmul, "push") == [True]
-    assert told(matmul_reduce_scatter, "push") == [False, True]
+    assert told(matmul_reduce_scatter, "push") == [False, False, True], "matmul tells of its own rows, too"
     assert told(matmul_reduce_scatter, "fused") == [False], "threads store what they multiply"
 
 

@@ -138,7 +138,8 @@ def test_what_may_come_ahead_stands_before_the_kernel_also_behind_a_wait_of_its_
 def test_a_copy_inside_a_rank_that_waits_is_not_ahead() -> None:
     """Behind a wait for a tile of the kernel, a copy can't come before the kernel."""
     sizes = {"M": (32, 32), "N": 32, "K": 48}
-    bound = matmul_reduce_scatter.bind(matmul_reduce_scatter.fit("engine", world=2, **sizes))
+    fitted = matmul_reduce_scatter.fit("engine", world=2, **sizes)
+    bound = matmul_reduce_scatter.bind(fitted.changed(send={"own": "copied"}))
     at = Sizes.of(bound, 2, sizes)
     events = unroll(bound, at)
     steps = host_plan(lower_at(bound, at, CPU), at, events.sms, events.kernel_workers, lambda: events, 0)

@@ -80,7 +80,7 @@ SCATTERED += [pytest.param(s, PARTS[4], marks=pytest.mark.verify) for s in (scat
 def test_scattered_sums_are_right(schedule: tk.Schedule, parts: tuple[int, ...]) -> None:
     """A rank's tiles are signalled across parts, and those that fetch them wait for rows of one part."""
     small = {"tile": (16, 16)}
-    schedule = schedule.changed(matmul=ACROSS, send={**small, "count": 4}, reduce=small)
+    schedule = schedule.changed(matmul=ACROSS, send={**small, "count": 4, "own": "copied"}, reduce=small)
     world, M, N, K = len(parts), sum(parts), 24, 20
     x, weight = torch.randint(-4, 5, (world, M, K)).float(), torch.randint(-4, 5, (world, K, N)).float()
     right = (x @ weight).sum(0).split(parts)
@@ -100,7 +100,8 @@ def test_scattered_sums_are_right(schedule: tk.Schedule, parts: tuple[int, ...])
 @pytest.mark.parametrize("program, schedule", [(matmul_all_reduce, all_reduce), (matmul_fabric_all_reduce, by_fabric)])
 def test_sums_of_all_ranks_are_right(program: tk.Program, schedule: tk.Schedule) -> None:
     x, weight = torch.randint(-4, 5, (3, 20, 24)).float(), torch.randint(-4, 5, (3, 24, 40)).float()
-    schedule = program.fit(schedule.changed(matmul=ACROSS), world=3, M=20, N=40, K=24)
+    copied = {"send": {"own": "copied"}} if program is matmul_all_reduce else {}
+    schedule = program.fit(schedule.changed(matmul=ACROSS, **copied), world=3, M=20, N=40, K=24)
     outs = small_world(3).run(lambda g: program(x[g.rank], weight[g.rank], schedule=schedule, group=g))
     assert all(torch.equal(out, (x @ weight).sum(0)) for out in outs)
 

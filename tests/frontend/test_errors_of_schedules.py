@@ -229,7 +229,7 @@ SCHEDULES = [
         ScheduleError,
         f"tk.Schedule(gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE})).changed(use={{'tiles': (16,)}})  # <-",
         "has no tiles; it has count, tile, order, at, stages, warps, via, "
-        "signals, waits, wave, whole; did you mean tile?",
+        "signals, waits, wave, whole, own; did you mean tile?",
     ),
     pair(
         "a parameter's word for a buffer",
@@ -412,8 +412,8 @@ SCHEDULES = [
         "engines that are counted",
         ScheduleError,
         f"tk.Schedule(gather=tk.CopyEngine(2, tile=(16, None)), use=tk.SMs({USE_TILE}))  # <-",
-        "tk.CopyEngine(2, tile=(16, None)): it takes tile=, order=, at=, streams=, in this order; engines are not "
-        "counted",
+        "tk.CopyEngine(2, tile=(16, None)): it takes tile=, order=, at=, streams=, own=, in this order; engines are "
+        "not counted",
     ),
     schedule(
         "streams that there are not",

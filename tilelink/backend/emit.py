@@ -63,6 +63,7 @@ class RoleEmitter:
         self.text, self.local, self.made = self.addresses.text, self.addresses.local, self.addresses.made
         self.write = Writer()
         self.tokens: dict[str, Source] = {}
+        self.holds: frozenset[sympy.Basic] = frozenset()  # the conditions of the branches around a statement
         self.opening: Body = []
         self.waits = Waits(self)
         self.near = Near(self)
@@ -147,10 +148,14 @@ class RoleEmitter:
                 self.pipelined = outside
             case ir.If() | ir.DataIf():
                 condition = self.text(s.condition) if isinstance(s, ir.If) else self.code(s, s.condition)
+                around, said = self.holds, (s.condition,) if isinstance(s, ir.If) else ()
                 with self.write.branch(condition):
+                    self.holds = around.union(said)
                     self.statements(s.body)
                 with self.write.otherwise():
+                    self.holds = around.union(map(sympy.Not, said))
                     self.statements(s.orelse)
+                self.holds = around
 
     @property
     def owed(self) -> str:

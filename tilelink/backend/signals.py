@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -65,13 +66,16 @@ def write_expected(
     *,
     inside: bool,
     start: Source | None = None,
+    holds: Set[sympy.Basic] = frozenset(),
 ) -> Source:
     """How often a cell is notified, in the names of `signals.position`, replaced by `known`. A sum over ranks needs a
-    loop, which is written first and adds to `start` (a block of zeros, for blocks of cells)."""
+    loop, which is written first and adds to `start` (a block of zeros, for blocks of cells). `holds`: conditions that
+    hold here."""
     terms, loops, values = [], [], frozenset(known.items())
     for n in signals.notifiers:
         times = addresses.text(with_values(times_notified(signals, n, inside=inside), values))
-        condition = addresses.resolve(with_values(n.condition, values))
+        condition = with_values(n.condition, values).xreplace(dict.fromkeys(holds, sympy.true))
+        condition = addresses.resolve(condition)
         if condition != sympy.true:
             times = call("tl.where", addresses.text(condition), times, 0)
         if n.sums:

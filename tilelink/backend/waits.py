@@ -108,7 +108,8 @@ class Waits:
             for counter, first, end in loops:
                 opened.enter_context(self.write.loop(self.local(counter), self.text(first), self.text(end)))
             inside = not loops and not view.of_rank
-            expected = write_expected(self.write, self.addresses, signals, known, inside=inside)
+            holds = emitter.holds
+            expected = write_expected(self.write, self.addresses, signals, known, inside=inside, holds=holds)
             where = emitter.signal(signals, RANK, cell)
             emitter.stamp("WAIT_BEGINS")
             waited = call("wait", CONTROL, where, expected, f'"{signals.scope}"', tma=tma)

@@ -19,7 +19,8 @@ MOST_WARPS = 32
 """The most warps of a kernel: a block has at most 1,024 threads."""
 SIGNALS = ("now", "late")
 WAITS = ("whole", "pieces")
-CHOICES = {"via": VIAS, "signals": SIGNALS, "waits": WAITS, "streams": STREAMS}
+OWN = ("copied", "stored")
+CHOICES = {"via": VIAS, "signals": SIGNALS, "waits": WAITS, "own": OWN, "streams": STREAMS}
 """The allowed words of each field that takes one of some words; the first is the default."""
 
 
@@ -94,6 +95,8 @@ class SMs(_Fields):
     turns: the tiles of some experts in the first role, of the same experts in the next role, then the next experts.
     `whole`: elements of a block over a whole dimension, such as {"D": 128} if a tile function loads `q[t.rows]` of a
     tensor with the dimensions S and D. It is at least the size of the dimension; the rest is masked.
+    `own`: "copied" or "stored", for a role that brings what an earlier role makes to the ranks that need it. With
+    "stored", it leaves out what stays on the rank that made it: tiles of the earlier role store that to its place.
     """
 
     count: int | None = None
@@ -107,6 +110,7 @@ class SMs(_Fields):
     waits: str = WAITS[0]
     wave: int | None = None
     whole: Mapping[str, int] | tuple[tuple[str, int], ...] = ()
+    own: str = OWN[0]
 
     def __post_init__(self) -> None:
         site = Site.of_user()
@@ -160,7 +164,7 @@ class Epilogue(_Fields):
 @dataclass(frozen=True)
 class CopyEngine(_Fields):
     """A role on the copy engines. The host enqueues its copies, each followed by a write of 1 to its signal. The
-    program's kernel keeps all SMs. `tile`, `order`, `at` as for `SMs`.
+    program's kernel keeps all SMs. `tile`, `order`, `at`, `own` as for `SMs`.
 
     `streams`: "peers" has a stream for each peer; copies of different streams run at the same time. "one" has one
     stream for all copies of a rank, in its order. Then the tiles that are needed first arrive first, but only one link
@@ -175,6 +179,7 @@ class CopyEngine(_Fields):
     order: Order = own_rank_first
     at: str | None = None
     streams: str = STREAMS[0]
+    own: str = OWN[0]
     whole: ClassVar[tuple[()]] = ()
     count: ClassVar[None] = None  # this and the fields below: only roles on SMs have them
     via: ClassVar[str] = ""

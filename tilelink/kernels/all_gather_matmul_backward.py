@@ -50,7 +50,7 @@ partial_gemm = tk.SMs(tile=(128, 128, 64), order=tk.grouped(8, tk.next_rank_firs
 gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8), stages=3, warps=8)
 add, columns = tk.SMs(tile=(64, 256)), tk.SMs(tile=(64, 256))
 # More SMs gather rows than send sums: gradients of weights wait for rows, and fill the SMs while sums travel.
-sent = tk.SMs(8, tile=(128, 512), order=tk.next_rank_first, at="source", stages=6, via="tma")
+sent = tk.SMs(8, tile=(128, 512), order=tk.next_rank_first, at="source", stages=6, via="tma", own="stored")
 epilogue = tk.Epilogue("input_gradient")
 push = tk.Schedule(
     gather=in_bulk, input_gradient=partial_gemm, send=sent, weight_gradient=gemm, bias_gradient=columns, reduce=add

@@ -49,7 +49,7 @@ sums = tk.SMs(16, tile=(64, 256))
 own = tk.SMs(tile=(64, 256), order=tk.next_rank_first)
 late = {"signals": "late", "via": "tma"}
 fused = tk.Schedule(matmul=gemm, send=tk.Epilogue("matmul"), share=sums, take=own).changed(matmul=late)
-sent = tk.SMs(12, tile=(128, 512), order=tk.next_rank_first, at="source", stages=6, via="tma")
+sent = tk.SMs(12, tile=(128, 512), order=tk.next_rank_first, at="source", stages=6, via="tma", own="stored")
 push = tk.Schedule(matmul=gemm, send=sent, share=sums, take=own)
 pull = push.changed(send={"order": as_they_are_made, "at": "home"})
 multicast = fused.changed(share={"via": "multicast"})

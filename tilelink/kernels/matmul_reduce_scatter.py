@@ -54,23 +54,17 @@ def as_they_are_made(step, rank, world):
     return (rank - 1 - step) % world
 
 
-@tk.order
-def own_rank_amid(step, rank, world):
-    """For copy engines: a copy inside a GPU is slow beside a kernel, so there is work left to do behind it."""
-    return (rank + step - (world - 1) // 2) % world
-
-
 gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8, tk.next_rank_first), stages=3, warps=8)
 add = tk.SMs(tile=(64, 256))
 late = {"signals": "late", "via": "tma"}
 fused = tk.Schedule(matmul=gemm, send=tk.Epilogue("matmul"), reduce=add).changed(matmul=late)
-in_bulk = tk.SMs(12, tile=(128, 512), order=tk.next_rank_first, at="source", stages=6, via="tma")
+in_bulk = tk.SMs(12, tile=(128, 512), order=tk.next_rank_first, at="source", stages=6, via="tma", own="stored")
 push = tk.Schedule(matmul=gemm, send=in_bulk, reduce=add)
 pull = push.changed(send={"order": as_they_are_made, "at": "home"})
-by_rows = tk.CopyEngine(tile=(512, None), order=own_rank_amid, at="source")
-engine = tk.Schedule(matmul=gemm, send=by_rows, reduce=add).changed(matmul={"order": tk.grouped(8, own_rank_amid)})
+by_rows = tk.CopyEngine(tile=(512, None), order=tk.next_rank_first, at="source", own="stored")
+engine = tk.Schedule(matmul=gemm, send=by_rows, reduce=add)
 few = push.changed(
     matmul={"tile": (128, 64, 64), "order": tk.across_parts, "stages": 6},
-    send={"count": 32, "tile": (128, 128), "via": "load-store"},
+    send={"count": 32, "tile": (128, 128), "via": "load-store", "own": "copied"},
 )
 operator = "linear_reduce_scatter"

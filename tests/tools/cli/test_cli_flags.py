@@ -50,7 +50,7 @@ def test_schedule_grammar(text: str | None, wanted: tk.Schedule) -> None:
 
 def test_every_field_of_a_role_can_be_said() -> None:
     said = ["count=1", "tile=16x16x16", "order=ring", "at=none", "stages=1", "warps=1", "via=load-store"]
-    said += ["signals=late", "waits=pieces", "wave=none", "whole=none"]
+    said += ["signals=late", "waits=pieces", "wave=none", "whole=none", "own=copied"]
     assert [s.split("=")[0] for s in said] == [f.name for f in fields(tk.SMs)]
     for change in said:
         read_schedule(all_gather_matmul, f"matmul.{change}", 4, dict(SIZES))

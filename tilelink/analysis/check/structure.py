@@ -3,9 +3,10 @@
 The structure shows this if
 1. each tensor that tiles write is written by one statement, whose view is another region or another rank's memory for
    each tile, and all views cover the tensor; no condition guards the statement, except that an output may be written by
-   only the tiles that are the first along a dimension, if that dimension is not empty;
+   only the tiles that are the first along a dimension, if that dimension is not empty; and except that one statement
+   may write what stays on the rank that made it, and another one, or none, the rest;
 2. the view is notified in the same place after the write, if anybody waits for the tensor;
-3. reads of such a tensor lie in what was waited for;
+3. reads of such a tensor lie in what was waited for; if nobody writes what stays on a rank, nobody waits for it;
 4. roles wait only for roles before them in program order; roles that take turns count as one role, but a role with a
    wave may wait for rows of its expert that an earlier one of these roles writes;
 5. nothing else is notified, so each tile notifies what it writes once;
@@ -40,6 +41,11 @@ class RolePlace(ir.Place):
 
     role: ir.Role
 
+    @property
+    def writes(self) -> str:
+        """The tensor that it writes, "" if it writes none."""
+        return self.statement.target.tensor if isinstance(self.statement, ir.Write) else ""
+
 
 def role_places(program: ir.TileProgram) -> list[RolePlace]:
     """The places of all statements of all roles, in order of the source."""
@@ -73,15 +79,14 @@ def _why_not(program: ir.TileProgram) -> str:
             return reason
     turns = members(program.roles)
     numbers = {role.name: n for n, together in enumerate(turns) for role in together}
-    writers = {p.statement.target.tensor: p for p in found if isinstance(p.statement, ir.Write)}
+    writers = [p for p in found if isinstance(p.statement, ir.Write)]
     waits = {(p.role.name, p.statement.name): p.statement for p in found if isinstance(p.statement, ir.Wait)}
     for p in found:
         for view in p.statement.touched:
             if reason := _misplaced(view, program.tensor(view.tensor), p):
                 return f"{reason} ({p.statement.site})"
         if isinstance(p.statement, ir.Wait):
-            for view in p.statement.views:
-                writer = writers[view.tensor]
+            for view, writer in ((v, w) for v in p.statement.views for w in writers if w.writes == v.tensor):
                 first, then = numbers[writer.role.name], numbers[p.role.name]
                 if first > then or (first == then and not _earlier_in_turn(writer, p.role, view, program)):
                     return f"{p.role.name} waits for {view.tensor}, which no earlier role writes ({p.statement.site})"
@@ -117,25 +122,47 @@ def _written_once(tensor: ir.Tensor, found: list[RolePlace], awaited: bool) -> s
     name = tensor.name
     if tensor.buffers:
         return f"entries of {name} take turns in {tensor.buffers} buffers"
-    writers = [p for p in found if isinstance(p.statement, ir.Write) and p.statement.target.tensor == name]
-    if len(writers) != 1:
+    writers = [p for p in found if p.writes == name]
+    halves = {_stays(p.statement.target, tensor, p) for p in writers if isinstance(p.statement, ir.Write)}
+    if len(writers) != 1 and (len(writers) != 2 or halves != {True, False}):
         lines = ", ".join(str(p.statement.site) for p in writers) or "no line"
         return f"{name} is written by {len(writers)} statements ({lines})"
-    (place,) = writers
-    assert isinstance(place.statement, ir.Write)
-    view, site = place.statement.target, place.statement.site
-    told = [(p, v) for p in found if isinstance(p.statement, ir.Notify) for v in p.statement.views if v.tensor == name]
-    if _only_first(place) is None or (place.conditional and told):
-        return f"whether {view} is written depends on a condition ({site})"
-    if not _one_to_one(place, view, tensor):
-        return f"tiles are not known to write to different places of {view}, and together to all of {name} ({site})"
-    after = [v for s in place.rest if isinstance(s, ir.Notify) for v in s.views if v == view]
-    if awaited and not after:
-        return f"{view} is not notified after it is written ({site})"
-    if told and (len(told) > 1 or not after):
-        lines = ", ".join(str(p.statement.site) for p, _ in told)
-        return f"{name} is notified elsewhere than after the write, or in several places ({lines})"
+    told = [p for p in found if isinstance(p.statement, ir.Notify) for v in p.statement.views if v.tensor == name]
+    half = None not in halves and (len(halves) == 2 or tensor.kind == "buffer")
+    for place in writers:
+        assert isinstance(place.statement, ir.Write)
+        view, site = place.statement.target, place.statement.site
+        if not half and (_only_first(place) is None or (place.conditional and told)):
+            return f"whether {view} is written depends on a condition ({site})"
+        if not _one_to_one(place, view, tensor):
+            return f"tiles are not known to write to different places of {view}, and together to all of {name} ({site})"
+        after = [v for s in place.rest if isinstance(s, ir.Notify) for v in s.views if v == view]
+        if awaited and not after:
+            return f"{view} is not notified after it is written ({site})"
+        if told and (len(told) > len(writers) or not after):
+            lines = ", ".join(str(p.statement.site) for p in told)
+            return f"{name} is notified elsewhere than after the write, or in several places ({lines})"
+    for place in found if half and len(halves) == 1 else ():
+        for view in (v for v in place.statement.touched if v.tensor == name):
+            if _stays(view, tensor, place) not in halves:
+                return f"{view} may be a part of {name} that nobody writes ({place.statement.site})"
     return ""
+
+
+def _stays(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> bool | None:
+    """Whether a condition lets tiles reach a place only for what stays on the rank that made it: True. Or only for the
+    rest: False. None if no condition says that. In a tensor with an entry for each maker, this is the maker's own
+    entry in its own memory; in a tensor that each rank has, the rank's own part."""
+    index = list(zip(tensor.dims, view.index, strict=True))
+    makers = [i for dim, i in index if dim == ir.RANKS_DIM and isinstance(i, Expr)]
+    if tensor.sharded is None:
+        makers = [i.part for _, i in index if isinstance(i, ir.Range) and i.part is not None]
+    if len(makers) != 1 or len(place.conditions) != 1:
+        return None
+    match place.conditions[0]:
+        case sympy.Eq() | sympy.Ne() as said if {*said.args} == {makers[0], view.home}:
+            return isinstance(said, sympy.Eq)
+    return None
 
 
 def _only_first(place: RolePlace) -> list[ir.Range] | None:

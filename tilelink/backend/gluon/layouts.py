@@ -60,7 +60,7 @@ def _used_again(sums: set[str], behind: ir.Body) -> Iterator[tuple[str, Site]]:
     made of its sums, which have that of a sum where they meet it and another one in a store, at their second use; and
     blocks that are made of a sum, where they are moved, or get more dimensions than the sum has."""
     of_sum, used, reduced = sums, set[str](), set[str]()
-    for s in behind:
+    for s in ir.walk(behind):
         uses = [use for code in s.codes for use in _uses(code)]
         for name, how in uses:
             if name in used or (name in of_sum and how in _MOVING) or (name in of_sum - reduced and how):

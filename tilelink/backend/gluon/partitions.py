@@ -9,7 +9,7 @@ one path. A step of the main loop then takes 79 to 106 instructions, and 45 to 4
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -66,7 +66,7 @@ class Ring:
         product = product_of(role, program, names.facts, target)
         size = sum(prod(b.shape) * ITEM_SIZE[program.tensor(b.tensor).dtype] for b in product.operands.values())
         (m, n, _), memory = product.dots[0].shape, target.shared_bytes or 0
-        stores = [s for s in role.body if isinstance(s, ir.Store)]
+        stores = list(ir.every(ir.Store, role.body))
         done = [bulk.in_bulk(s, role, program, names.facts) for s in stores]
         sent = done[0] if len(done) == 1 else None
         few = m * n < THREAD_SUMS * role.resource.warps * target.warp_size
@@ -346,12 +346,24 @@ def partitions(names: Names, role: Role, target: Target, first: Role) -> tuple[R
     bare = {id(product.whole): product.bare}
     done = tuple(bare.get(id(s), s) for s in role.body if not isinstance(s, ir.Wait))
     loaded = tuple(s for s in role.body if isinstance(s, ir.Wait) or s is product.whole)
-    told = tuple(s for s in role.body if isinstance(s, ir.Notify) or (ring.sent and isinstance(s, ir.Store)))
+    told = _only(role.body, lambda s: isinstance(s, ir.Notify) or (ring.sent is not None and isinstance(s, ir.Store)))
     parts: dict[str, tuple[type[Partition], ir.Body]] = {"load": (Loading, loaded)}
     if ring.sums:
         issued = (*(dot.zeros for dot in product.dots), product.bare)
         parts = {"finish": (Finishing, done), "multiply": (Issuing, issued), **parts}
     else:
-        stored = tuple(s for s in done if not isinstance(s, ir.Notify))
+        stored = _only(done, lambda s: not isinstance(s, ir.Notify))
         parts = {"multiply": (Multiplying, stored), **parts, "tell": (Telling, told)}
     return ring, {does: part(names, role, target, ring, body) for does, (part, body) in parts.items() if body}
+
+
+def _only(body: ir.Body, wanted: Callable[[Statement], bool]) -> ir.Body:
+    """The wanted statements of a body, with the branches around them. Loops, and branches with loops, are one."""
+    found = list[Statement]()
+    for s in body:
+        if isinstance(s, ir.If) and not any(ir.every(ir.For, (s,))):
+            blocks = [_only(block, wanted) for block in s.blocks]
+            found += [s.around(*blocks)] if any(blocks) else []
+        elif wanted(s):
+            found.append(s)
+    return tuple(found)

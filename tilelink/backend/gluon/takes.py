@@ -153,16 +153,17 @@ def product_of(role: Role, program: TileProgram, facts: Facts, target: Target) -
         operands[view] = block
     check = _check_in_tensor_memory if target.sum_columns else _check_in_registers
     check(role, dots, target, fail)
-    for s in behind:
+    for place in ir.places(behind):
+        s, finishes = place.statement, ir.Store | ir.Notify | ir.If | (ir.Owed if place.outer else ir.Compute | ir.Owed)
         products = any(code.dots for code in s.codes)
-        if not isinstance(s, ir.Compute | ir.Store | ir.Notify | ir.Owed) or any(v.guard for v in s.read) or products:
+        if not isinstance(s, finishes) or any(v.guard for v in s.read) or products:
             raise fail("does more behind its main loop than to finish its sums, store them and notify", s)
     product = Product(whole, bare, loop, dots, operands)
     if target.sum_columns and not product.has_steps:
         raise fail("may have no step in its main loop; a sum in tensor memory begins with the first", whole)
     heap = {t.name for t in program.on_heap}
-    seen = any(s.target.tensor in heap for s in behind if isinstance(s, ir.Store))
-    told = seen or any(isinstance(s, ir.Notify) for s in behind)
+    seen = any(s.target.tensor in heap for s in ir.every(ir.Store, behind))
+    told = seen or any(ir.every(ir.Notify, behind))
     if told and not product.has_steps and any(ir.every(ir.Wait, role.body)):
         raise fail("may have no step in its main loop; without one, what others see of it would not wait", whole)
     return product

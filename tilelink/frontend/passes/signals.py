@@ -44,6 +44,12 @@ class _Use:
     def site(self) -> Site:
         return self.place.statement.site
 
+    @property
+    def near(self) -> bool:
+        """Whether the view is in memory of the executing rank."""
+        home = self.view.home
+        return home == RANK or (home != ir.ALL_RANKS and sympy.Eq(home, RANK) in self.place.conditions)
+
 
 def _uses(program: ir.TileProgram, kind: type[ir.Wait] | type[ir.Notify]) -> list[_Use]:
     """All waits, or all notifies, of a program."""
@@ -100,7 +106,7 @@ def _signals(
     waiters = sympy.Or(*[_waiters(u, grid) for u in waits]) if by_home else sympy.true
     counted = tuple(_notifier(u, grid, by_home, waiters) for u in notifies)
     on_sms = all(isinstance(u.role.resource, SMs) for u in (*notifies, *waits))
-    near = not by_home and on_sms and all(u.view.home == RANK for u in notifies)
+    near = not by_home and on_sms and all(u.near for u in notifies)
     return ir.Signals(tensor.name, grid, counted, "gpu" if near else "sys", by_home, waiters)
 
 
