@@ -152,6 +152,15 @@ class Partition(GluonEmitter):
         """The names of the sums."""
         return [self.variable(dot.sum) for dot in self.ring.product.dots]
 
+    def compute(self, s: ir.Compute) -> None:
+        """A block that branches store is laid out before them. Otherwise each branch would convert the sums, and the
+        ptxas of Triton 3.8 would then wait for each matrix instruction before it begins the next one."""
+        super().compute(s)
+        branches = (i for i in self.role.body if isinstance(i, ir.If))
+        stored = {h for i in branches for store in ir.every(ir.Store, (i,)) for h in store.value.holes}
+        for name in (n for n in s.targets if ir.Variable(n) in stored):
+            self.write.set(self.variable(name), call("as_stored", self.variable(name)))
+
     def factors(self, dot: Dot) -> Iterator[Source]:
         """The operands of a dot, in a stage of the ring."""
         for view, turned in dot.factors:

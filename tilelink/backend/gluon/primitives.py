@@ -80,10 +80,17 @@ def _is_open(layout):
 
 
 @gluon.jit
+def as_stored(value):
+    """The block in the layout in which it is stored."""
+    layout: tl.constexpr = _layout(value.shape, tl.num_warps())
+    return tl.set_auto_layout(value, layout) if _is_open(value.type.layout) else tl.convert_layout(value, layout)
+
+
+@gluon.jit
 def store(pointers, value, mask=None):
     """Stores a block, 16 bytes at a time where its rows allow it."""
     layout: tl.constexpr = _layout(value.shape, tl.num_warps())
-    laid = tl.set_auto_layout(value, layout) if _is_open(value.type.layout) else tl.convert_layout(value, layout)
+    laid = as_stored(value)
     if mask is None:
         tl.store(tl.set_auto_layout(pointers, layout), laid)
     else:
