@@ -270,7 +270,8 @@ class Machine:
             "peer": lambda heaps, rank, where, dtype: Address(rank, where), "alive": lambda control: True,
             "store": lambda at, value, mask=True: (self.until(), self.stored(at, value.numbers, mask)),
             "notify": self.notify, "wait": lambda *_, **__: 0, "credit": lambda *_, **__: None,
-            "segment_of": segment_of, "wait_all": self.wait_all, "as_stored": lambda block: block,
+            "segment_of": segment_of, "wait_all": self.wait_all,
+            **dict.fromkeys(("as_stored", "laid", "loose", "reuse"), lambda block: block),
         }  # fmt: skip
 
     def allocate(self, dtype: object, shape: list[int], layout: object) -> Block:

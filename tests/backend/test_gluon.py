@@ -328,22 +328,13 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
     ("does more before its main loop", lambda: of_one(begins_with_ones)),
     ("does more behind its main loop", lambda: of_one(doubles_the_left)),
     ("does more behind its main loop than to finish its sum", lambda: of_one(multiplies_again)),
-    ("masks uses i again or moved, which may need another layout", lambda: of_one(masks)),
-    ("adds_all takes tl.sum of a block that it does not store", lambda: beside_form(adds_all)),
-    ("adds_what_it_stores reduces a block along all dimensions", lambda: beside_form(adds_what_it_stores)),
-    ("keeps_sums stores what is left of a block", lambda: beside_form(keeps_sums)),
-    ("reduces_twice reduces a block along one dimension, and gives it back", lambda: of_one(reduces_twice)),
     ("uses sort, which needs a layout in Gluon", lambda: of_one(sorts)),
     ("asks for the indices of a reduction", lambda: of_one(finds_the_most)),
     ("to which Gluon adds none: added(", lambda: of_one(adds_a_line)),
     ("to which Gluon adds none: acc + line", lambda: of_one(adds_a_line_of_unknown_shape)),
     ("256 with 16 warps: groups of 4 warps", lambda: of_one(product_of_one, (256, 256, 32), 16)),
     ("256 with 32 warps: groups of 4 warps", lambda: of_one(product_of_one, (128, 256, 64), 32)),
-    ("turns uses block in another layout", lambda: beside_form(turns)),
-    ("masks_alone uses j in another layout", lambda: beside_form(masks_alone)),
-    ("matmul uses acc again or moved", lambda: form(operators()["all_gather_split_matmul"], splits=4, depth=256)),
     ("transposes uses tl.trans, which Gluon lacks", lambda: of_one(transposes)),
-    ("adds_turned uses acc again or moved", lambda: of_one(adds_turned)),
     ("loads blocks of x that no descriptor describes", lambda: form(operators()["matmul"], K=1020)),
     ("multiplies float32; the form takes bfloat16 and float16", lambda: form(operators()["matmul"], dtype="float32")),
     ("multiplies 32 x 64 by 64 x 128 with 8 warps", lambda: of_one(product_of_one, (32, 128, 64))),
@@ -414,28 +405,30 @@ def in_memory(tile: tuple[int, ...], warps: int = 8) -> str:
     return of_one(product_of_one, tile, warps, IN_MEMORY)
 
 
-@pytest.mark.parametrize("target", [
-    pytest.param(WARPS, marks=pytest.mark.verify), pytest.param(IN_MEMORY, marks=pytest.mark.verify),
-])  # fmt: skip
-def test_blocks_of_one_layout_each(target: str) -> None:
-    program, sizes = beside(reduces), {"M": 128, "K": 64, "N": 128, "S": 64, "S2": 64}
-    tiles = tk.Schedule(product_of_one=tk.SMs(tile=(128, 128, 64)), reduces=tk.SMs(4, tile=(32, 32)))
+OFTEN = adds_columns, adds_turned, turns
+"""The others compile in long suites alone."""
+
+
+def each_form(*roles: Any) -> Any:
+    cases = [(role, target) for role in roles for target in (WARPS, IN_MEMORY)]
+    return pytest.mark.parametrize(("role", "target"), [
+        pytest.param(r, t, marks=() if r in OFTEN and t == WARPS else pytest.mark.verify, id=f"{r.name} {t}")
+        for r, t in cases
+    ])  # fmt: skip
+
+
+@each_form(reduces, adds_all, adds_what_it_stores, keeps_sums, turns, masks_alone)
+def test_blocks_are_laid_out_in_roles_that_copy(role: Any, target: str) -> None:
+    program, sizes = beside(role), {"M": 128, "K": 64, "N": 128, "S": 64, "S2": 64}
+    tiles = tk.Schedule(**{"product_of_one": tk.SMs(tile=(128, 128, 64)), role.name: tk.SMs(4, tile=(32, 32))})
     made = program.lowered_at(tiles, target=FORMS[target], world=4, sizes=sizes, dtypes="bf16")
     assert verdict(made).findings == ()
 
 
-@pytest.mark.parametrize("target", [WARPS, pytest.param(IN_MEMORY, marks=pytest.mark.verify)])
-def test_blocks_of_fewer_dimensions(target: str) -> None:
-    program = alone("adds_columns", adds_columns, x=MK, weight=KN, out=MN)
-    tiles = tk.Schedule(adds_columns=tk.SMs(tile=(128, 128, 64), warps=8))
-    made = program.lowered_at(tiles, target=FORMS[target], world=4, sizes={"M": 128, "K": 64, "N": 128}, dtypes="bf16")
-    assert verdict(made).findings == ()
-
-
-@pytest.mark.parametrize("target", [WARPS, pytest.param(IN_MEMORY, marks=pytest.mark.verify)])
-def test_blocks_that_are_smaller_than_their_place(target: str) -> None:
-    program = alone("stores_less", stores_less, x=MK, weight=KN, out=MN)
-    tiles = tk.Schedule(stores_less=tk.SMs(tile=(64, 64, 64), warps=4))
+@each_form(adds_columns, stores_less, masks, reduces_twice, adds_turned)
+def test_blocks_are_laid_out_behind_a_product(role: Any, target: str) -> None:
+    program = alone(role.name, role, x=MK, weight=KN, out=MN)
+    tiles = tk.Schedule(**{role.name: tk.SMs(tile=(64, 64, 64), warps=4)})
     made = program.lowered_at(tiles, target=FORMS[target], world=4, sizes={"M": 128, "K": 64, "N": 128}, dtypes="bf16")
     assert verdict(made).findings == ()
 

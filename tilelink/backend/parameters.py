@@ -30,7 +30,7 @@ ALL_PRIMITIVES = (
 SEGMENT_OF, REFUSE, PICKED, ONE_OF = "segment_of", "refuse", "picked", "one_of"
 SHARED = ("stamp", "TILE_ENDS", "WAIT_BEGINS", "WAIT_ENDS", SEGMENT_OF, REFUSE, PICKED, ONE_OF)
 """Names that modules import: from the target's module, and from the module that all targets share."""
-OWN_WARPS = ("store", "as_stored", "uniform", SEGMENT_OF, PICKED)
+OWN_WARPS = ("store", "as_stored", "laid", "loose", "reuse", "uniform", SEGMENT_OF, PICKED)
 RING = (
     "ring", "barriers", "end", "place", "next_place", "fetch", "until_ready", "hand_over", "take_over", "give_back",
     "tile_out", "until_told", "lay_out", "send", "fence_async_shared",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import cached_property
+from itertools import count
 
 from tilelink.backend.bulk import Bulk, bulk_bytes, stages
 from tilelink.backend.emit import RoleEmitter
+from tilelink.backend.gluon.layouts import laid_out
 from tilelink.backend.kernel import Source, call, grouped
 from tilelink.backend.module import ALIVE
 from tilelink.backend.reach import Corner, InBulk
 from tilelink.frontend import ir
-from tilelink.frontend.ir import Statement
+from tilelink.frontend.ir import Statement, View
 
 LEAST_CARRIED = 2
 """The fewest blocks in the ring of a copy: one is loaded while another is stored."""
@@ -50,6 +54,24 @@ class GluonEmitter(RoleEmitter):
                 super().statement(s)
         else:
             super().statement(s)
+
+    @cached_property
+    def loads(self) -> Iterator[int]:
+        """The numbers of loads."""
+        return count()
+
+    def block_name(self, view: View, number: int = 0) -> str:
+        """A name that no other load has: Gluon finds no layout for a name that only a branch assigns anew."""
+        return self.made(f"{view.tensor}_block", "block", next(self.loads))
+
+    def code(self, s: Statement, code: ir.Code) -> Source:
+        return super().code(s, laid_out(code))
+
+    def compute(self, s: ir.Compute) -> None:
+        if len(s.targets) == 1:
+            self.write.set(self.variable(s.targets[0]), call("laid", self.code(s, s.code)))
+        else:
+            super().compute(s)
 
     def loop(self, s: ir.For) -> AbstractContextManager[None]:
         """Opens a plain loop: Gluon pipelines no loops."""

@@ -75,15 +75,51 @@ def _layout(shape, warps):
 
 
 @triton.constexpr_function
-def _is_open(layout):
-    return isinstance(layout, tl.AutoLayout)
+def _is_open(type):
+    """Whether a value of this type is a block whose layout is still to be found."""
+    return isinstance(getattr(type, "layout", None), tl.AutoLayout)
+
+
+@triton.constexpr_function
+def _has_layout(type):
+    """Whether a value of this type is a block whose layout is known."""
+    return getattr(type, "layout", None) is not None and not _is_open(type)
+
+
+@triton.constexpr_function
+def _is_laid(type, warps):
+    """Whether a value of this type is a block in the layout of its shape."""
+    return _has_layout(type) and type.layout == _layout(type.shape, warps)
+
+
+@gluon.jit
+def laid(value):
+    """The value, in the layout of its shape if it is a block without a layout."""
+    if _is_open(value.type):
+        value = tl.set_auto_layout(value, _layout(value.shape, tl.num_warps()))
+    return value
+
+
+@gluon.jit
+def loose(value):
+    """The value, as a block whose layout follows from what reads it."""
+    if _has_layout(value.type):
+        value = tl.convert_layout(value, tl.AutoLayout())
+    return value
+
+
+@gluon.jit
+def reuse(value):
+    """The value of a name: a block that is `laid` out becomes `loose`; sums of matrix instructions stay as they lie."""
+    if _is_laid(value.type, tl.num_warps()):
+        value = loose(value)
+    return value
 
 
 @gluon.jit
 def as_stored(value):
     """The block in the layout in which it is stored."""
-    layout: tl.constexpr = _layout(value.shape, tl.num_warps())
-    return tl.set_auto_layout(value, layout) if _is_open(value.type.layout) else tl.convert_layout(value, layout)
+    return tl.convert_layout(laid(value), _layout(value.shape, tl.num_warps()))
 
 
 @gluon.jit

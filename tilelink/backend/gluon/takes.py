@@ -10,7 +10,7 @@ from typing import Any
 from tilelink.backend import pipelining
 from tilelink.backend.bulk import Bulk, bulk_writes, by_threads
 from tilelink.backend.facts import Facts
-from tilelink.backend.gluon.layouts import gives_indices, is_reducing, tree_of, without_layout
+from tilelink.backend.gluon.layouts import gives_indices, is_reducing, tree_of, unlike
 from tilelink.backend.targets import Target
 from tilelink.errors import FormError, Site
 from tilelink.frontend import ir
@@ -36,7 +36,7 @@ THREAD_SUMS, FULL_WARPS, MOST_WARPS = 128, 8, 16
 """How many numbers of sums fit into the registers of a thread, if there are no more than so many warps; these hold as
 many as all the registers do. And the most warps: a worker has 32, with those that load and tell."""
 _LACKING = ("view", "gather", "histogram", "argmax", "argmin", "cumsum", "cumprod", "associative_scan", "sort",
-            "softmax", "flip")  # fmt: skip
+            "softmax", "flip", "join", "split", "ravel")  # fmt: skip
 """Functions and methods of Triton that Gluon has, or seems to have, but does not compile without a layout."""
 
 
@@ -88,14 +88,8 @@ def taken(program: TileProgram, facts: Facts, target: Target) -> TileProgram:
     multiplying = [r for r in program.in_kernel if multiplies(r)]
     for why, site in _refused(program, facts, multiplying):
         raise FormError(f"{program.name} has no specialised form: {why}", site)
-    for role in program.in_kernel:
-        sums: set[str] = set()
-        behind: ir.Body = ()
-        if role in multiplying:
-            product = product_of(role, program, facts, target)
-            sums, behind = {dot.sum for dot in product.dots}, role.body[role.body.index(product.whole) + 1 :]
-        for why, site in without_layout(role, sums, behind):
-            raise FormError(f"{program.name} has no specialised form: {role.name} {why}", site)
+    for role in multiplying:
+        product_of(role, program, facts, target)
     roles = (replace(r, body=ir.rewritten(r.body, _now)) for r in program.roles)
     return replace(program, roles=tuple(r if _in_bulk(r, program, facts) else by_threads(r) for r in roles))
 
@@ -290,6 +284,8 @@ def _refused(program: TileProgram, facts: Facts, multiplying: list[Role]) -> Ite
             yield f'{role.name} has via="multicast"; the form takes stores to one rank after the other', role.site
         for s in ir.walk(role.body):
             yield from ((f"{role.name} {why}", s.site) for why in _words(s, role, dict(program.functions)))
+        for what, site in unlike(role):
+            yield f"{role.name} has blocks of fewer dimensions than others, to which Gluon adds none: {what}", site
 
 
 def _words(s: ir.Statement, role: Role, functions: dict[str, Any]) -> Iterator[str]:
