@@ -248,7 +248,7 @@ class Machine:
             warp_specialize=self.warp_specialize,
             allocate_shared_memory=self.allocate, zeros=lambda shape, *_: Block(np.zeros(shape)),
             inline_asm_elementwise=lambda *_, **__: 0, NVMMADistributedLayout=lambda *_: None,
-            where=lambda condition, a, b: a if condition else b,
+            where=lambda condition, a, b: a if condition else Block(np.full(a.shape, b)) if isinstance(a, Block) else b,
             NVMMASharedLayout=SimpleNamespace(get_default_for=lambda *_: None),
             int64="int64", int32=None, uint32=None, float32=None, bfloat16=None,
         )  # fmt: skip

@@ -26,11 +26,9 @@ from tests.programs.alone import KN, MK, MN, alone
 from tests.programs.epilogues import quartered_gelu
 from tests.verification.mutants.tools import Edit
 from tilelink.backend.gluon.module import RING_MODULE, TCGEN05, WGMMA
-from tilelink.backend.lower import lower_at
 from tilelink.backend.parameters import IN_REGISTERS, IN_TENSOR_MEMORY, OWN_WARPS, RING
 from tilelink.backend.targets import FORMS, TARGETS
 from tilelink.errors import FormError, TargetError
-from tilelink.frontend import ir
 from tilelink.inspect.compile import compiled
 from tilelink.inspect.machine_code import inspected
 from tilelink.kernels import operators
@@ -343,7 +341,6 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
     ("64 x 512 and reads the sums with 8 warps: tensor memory takes", lambda: in_memory((64, 512, 64))),
     ("2 of each in 512 columns", lambda: in_memory((256, 256, 64))),
     ("groups of 4 warps read them, 128 numbers a thread", lambda: in_memory((128, 256, 64), warps=4)),
-    ("may have no step in its main loop", lambda: begins_late()),
     ("without one, what others see of it would not wait", lambda: claims()),
 ]
 
@@ -388,17 +385,6 @@ def claims() -> str:
     """On rank 0 no step of the product would make the store wait for the claim."""
     tiles = tk.SMs(4, tile=(64, 64))
     return form(claiming, tk.Schedule(begins=tiles, frees=tiles, sums_of_others=tk.SMs(tile=(128, 128, 64))))
-
-
-def begins_late() -> str:
-    """A product whose main loop begins at the second step."""
-    bound, exact = operators()["matmul"].bound_at(world=4, sizes={"M": 1024, "N": 1024, "K": 1024}, dtypes="bfloat16")
-
-    def later(s: ir.Statement) -> ir.Body:
-        return (replace(s, start=s.start + s.step),) if isinstance(s, ir.For) else (s,)
-
-    roles = tuple(replace(r, body=ir.rewritten(r.body, later)) for r in bound.roles)
-    return lower_at(replace(bound, roles=roles), exact, FORMS[IN_MEMORY]).source
 
 
 def in_memory(tile: tuple[int, ...], warps: int = 8) -> str:

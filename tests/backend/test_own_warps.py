@@ -122,7 +122,7 @@ def listed(seed: int, target: str, edit: Edit = lambda source: source) -> bool:
     return all(np.array_equal(outs[f"out_{k}"], left @ w.T) for k, w in enumerate(weights))
 
 
-def gradient(seed: int, edit: Edit = lambda source: source) -> bool:
+def gradient(seed: int, target: str, edit: Edit = lambda source: source) -> bool:
     """Whether a role whose loops wait for the rows of one rank after the other adds up the product of all rows. Raises
     HandedWrongly."""
     rng = np.random.default_rng(seed)
@@ -132,7 +132,7 @@ def gradient(seed: int, edit: Edit = lambda source: source) -> bool:
     roles["input_gradient"] = {"tile": (TILE,) * 3, "warps": 4}
     roles["weight_gradient"] = {"tile": (TILE, TILE, 32), "warps": 4}
     program, _ = all_gather_matmul_backward.lowered_at(
-        all_gather_matmul_backward.schedule("push").changed(**roles), target=FORMS[REGISTERS], world=WORLD,
+        all_gather_matmul_backward.schedule("push").changed(**roles), target=FORMS[target], world=WORLD,
         sizes={"M": M, "N": N, "K": K}, dtypes="bf16",
     )  # fmt: skip
 
@@ -197,7 +197,7 @@ def of_experts(seed: int, target: str, edit: Edit = lambda source: source) -> bo
     return np.array_equal(out[:last], right) and bool(np.isnan(out[last:]).all()) and awaited == sources
 
 
-def gradient_of_experts(seed: int, edit: Edit = lambda source: source) -> bool:
+def gradient_of_experts(seed: int, target: str, edit: Edit = lambda source: source) -> bool:
     """Whether a role gives each expert the transpose of its rows of one matrix times those of another: zeros, where it
     has no rows. Raises HandedWrongly."""
     rng = np.random.default_rng(seed)
@@ -206,7 +206,7 @@ def gradient_of_experts(seed: int, edit: Edit = lambda source: source) -> bool:
     tiles = expert_weight_gradient.schedule("gemm").changed(weight_gradient={"tile": (None, *[TILE] * 3), "warps": 4})
     bound = expert_weight_gradient.bind(tiles, "bf16")
     sizes = {"N": TILE, "K": TILE, "experts": EXPERTS, "routed": WORLD * ROUTED, "sent": WORLD * ROUTED}
-    made = lower_at(bound, Sizes.of(bound, WORLD, sizes, counted=False), FORMS[REGISTERS])
+    made = lower_at(bound, Sizes.of(bound, WORLD, sizes, counted=False), FORMS[target])
 
     def stored(at: Address, numbers: Any, mask: Any) -> None:
         found.reshape(-1)[at.at] = numbers
@@ -294,21 +294,25 @@ def test_turns_that_do_not_go_on_are_seen(edit: Edit) -> None:
     assert not all(right(seed) for seed in range(SEEDS))
 
 
-def test_a_product_of_rows_as_they_come() -> None:
-    assert all(gradient(seed) for seed in range(SEEDS))
-    assert not gradient(0, in_function("weight_gradient_load", r"\[m \+ rows_ready", "[m_cell + rows_ready"))
+@pytest.mark.parametrize("target", [REGISTERS, MEMORY])
+def test_a_product_of_rows_as_they_come(target: str) -> None:
+    assert all(gradient(seed, target) for seed in range(SEEDS))
+    assert not gradient(0, target, in_function("weight_gradient_load", r"\[m \+ rows_ready", "[m_cell + rows_ready"))
 
 
-def test_gradients_of_experts_are_of_their_rows() -> None:
-    assert all(gradient_of_experts(seed) for seed in range(SEEDS))
+@pytest.mark.parametrize("target", [REGISTERS, MEMORY])
+def test_gradients_of_experts_are_of_their_rows(target: str) -> None:
+    """The second expert has none."""
+    assert all(gradient_of_experts(seed, target) for seed in range(SEEDS))
 
 
 @pytest.mark.parametrize("edit", [
     replaced(r"dout_ring.index\(stage\).permute\(\(1, 0\)\)", "dout_ring.index(stage)"),
     replaced(r"tl.cast\(\(-rank\*routed_part \+ routed_to\), tl.int32\)", "200"),
-], ids=["not transposed", "with rows of the next expert"])
+    replaced(r"has_step = False", "has_step = True"),
+], ids=["not transposed", "with rows of the next expert", "of no rows"])
 def test_gradients_of_experts_that_are_wrong_are_seen(edit: Edit) -> None:
-    assert not gradient_of_experts(0, edit)
+    assert not gradient_of_experts(0, MEMORY, edit)
 
 
 @pytest.mark.parametrize("edit", [

@@ -36,7 +36,9 @@ RING = (
     "tile_out", "until_told", "lay_out", "send", "fence_async_shared",
 )  # fmt: skip
 IN_REGISTERS = "claim", "sums", "multiply", "give_back_stage", "multiplied"
-IN_TENSOR_MEMORY = "claim", "accumulators", "emptied", "multiply", "complete", "until_full", "of_tile", "finished"
+IN_TENSOR_MEMORY = (
+    "claim", "accumulators", "emptied", "multiply", "complete", "until_full", "of_tile", "or_zeros", "finished",
+)  # fmt: skip
 """Names that modules of the specialised form import in addition: from the target's module, from `gluon/ring.py`, and
 from `gluon/wgmma.py` or `gluon/tcgen05.py`."""
 STAMPS, TIMES = "stamps", "recorded times"

@@ -308,8 +308,10 @@ class Finishing(Partition):
         if s is self.ring.product.bare:
             ring = self.ring
             self.write.do(call("until_full", ring.full, self.sum_of))
+            made = None if ring.product.has_steps else self.has_a_step(ring.product.bare)
             for total, sums in zip(self.totals, ring.sums, strict=True):
-                self.write.set(total, call("of_tile", sums, self.sum_of))
+                value = call("of_tile", sums, self.sum_of)
+                self.write.set(total, call("or_zeros", value, made) if made else value)
             self.write.do(call("finished", ring.empty, self.sum_of))
             self.write.set(self.sum_of, "1", operator="+=")
         elif self.ring.sent is not None and isinstance(s, ir.Store):
@@ -318,6 +320,26 @@ class Finishing(Partition):
                 self.sends()
         elif all(s is not dot.zeros for dot in self.ring.product.dots):
             super().statement(s)
+
+
+    def has_a_step(self, loops: ir.For | ir.If) -> str:
+        """Writes whether the main loop of the tile has a step, and returns the variable that says so. Without a step,
+        no product has written the sum."""
+        found = self.write.set(self.made("has_step"), "False")
+
+        def inside(s: Statement) -> None:
+            match s:
+                case ir.For(body=(ir.For() | ir.If() as inner,)):
+                    with self.loop(s):
+                        inside(inner)
+                case ir.If(body=(inner,)):
+                    with self.write.branch(self.text(s.condition)):
+                        inside(inner)
+                case ir.For():
+                    self.write.set(found, f"({self.text(s.start)} < {self.text(s.stop)})", operator="|=")
+
+        inside(loops)
+        return found
 
 
 class Telling(Partition):

@@ -153,8 +153,6 @@ def product_of(role: Role, program: TileProgram, facts: Facts, target: Target) -
         if not isinstance(s, finishes) or any(v.guard for v in s.read) or products:
             raise fail("does more behind its main loop than to finish its sums, store them and notify", s)
     product = Product(whole, bare, loop, dots, operands)
-    if target.sum_columns and not product.has_steps:
-        raise fail("may have no step in its main loop; a sum in tensor memory begins with the first", whole)
     heap = {t.name for t in program.on_heap}
     seen = any(s.target.tensor in heap for s in ir.every(ir.Store, behind))
     told = seen or any(ir.every(ir.Notify, behind))

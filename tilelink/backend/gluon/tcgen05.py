@@ -99,6 +99,12 @@ def of_tile(sums, tile):
 
 
 @gluon.jit
+def or_zeros(total, made):
+    """The sum of a tile if it was made; else zeros."""
+    return tl.where(made, total, 0.0)
+
+
+@gluon.jit
 def finished(empty, tile):
     """Says that the sums of a tile are read: their memory is empty."""
     number, _ = place(tile, SUMS)
