@@ -80,12 +80,7 @@ class Sizes:
             if dims[d] > MAX_COUNT:
                 why = f"kernels count elements along a dimension in 32 bits, {MAX_COUNT} (2**30) is the most"
                 raise DimensionError(f"{d} is {dims[d]}: {why}", site)
-        integers = {v.tensor for role in program.roles for s in walk(role.body) for v in s.wheres}
-        integers -= set(program.dims)
-        for d in (d for d in sizes if d not in integers):
-            if d not in program.dims:
-                known = f"{', '.join(program.dims)}{similar(d, [*program.dims, *OPTIONS])}"
-                raise DimensionError(f"{program.name} has no dimension {d}; it has {known}", site)
+        integers = check_names(program, sizes, site)
         dims |= {route.everywhere: world * dims[route.per_rank] for route in program.routes}
         nodes = check_nodes(world, per_node)
         given = sorted(integers & sizes.keys())
@@ -166,6 +161,16 @@ class Sizes:
         """Whether blocks of `extent` fill the dimension, or each of its parts, without a rest. Never true for rows of a
         route, whose pieces have any length, and for an empty dimension: a block over the whole of it exists."""
         return dim not in self.routed and dict(self.dims)[dim] > 0 and all(n % extent == 0 for n in self.lengths(dim))
+
+
+def check_names(program: TileProgram, sizes: Mapping[str, Any], site: Site) -> set[str]:
+    """Returns the names of tensors whose integers may be given among sizes, because they say which rows are moved.
+    Raises DimensionError for a name that is neither such a tensor nor a dimension."""
+    integers = {v.tensor for role in program.roles for s in walk(role.body) for v in s.wheres} - {*program.dims}
+    for d in (d for d in sizes if d not in integers and d not in program.dims):
+        known = f"{', '.join(program.dims)}{similar(d, [*program.dims, *OPTIONS])}"
+        raise DimensionError(f"{program.name} has no dimension {d}; it has {known}", site)
+    return integers
 
 
 def _lengths(dim: str, given: Any, cut: bool, world: int, site: Site) -> tuple[int, ...]:

@@ -214,7 +214,7 @@ def record(function: Callable[..., None], absent: frozenset[str], variant: Varia
     token = _recording.set(recording)
     try:
         function(**arguments)
-    except (TypeError, AttributeError, NameError) as e:
+    except (TypeError, AttributeError, NameError, ValueError, ArithmeticError, LookupError) as e:
         raise _located(e, function) from e
     finally:
         _recording.reset(token)
@@ -255,7 +255,8 @@ def _located(e: Exception, function: Callable[..., Any]) -> TileLinkError:
             site = Site.at(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
         trace = trace.tb_next
     kind = UndefinedNameError if isinstance(e, NameError) else NotUnderstoodError
-    said, hint = str(e), ""
+    named = isinstance(e, TypeError | AttributeError | NameError)  # others need the name of their kind
+    said, hint = str(e) if named else f"{type(e).__name__}: {e}", ""
     for word, what in _NO_NUMBERS.items():
         if f"'{word}'" in said:
             said = f"{what} is no number: a program knows neither sizes nor ranks; tile functions know them"

@@ -9,7 +9,7 @@ from tilelink.errors import ScheduleError, Site, TileSizeError
 from tilelink.frontend.ir import Role, TileProgram, walk
 from tilelink.frontend.kept import kept
 from tilelink.frontend.schedule import Schedule, smallest_tile
-from tilelink.frontend.sizes import even_parts, least_step, stepped
+from tilelink.frontend.sizes import check_names, even_parts, least_step, stepped
 from tilelink.language import launched
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ Tile = tuple[str, int]
 def fitted(schedule: Schedule, bound: TileProgram, world: int, sizes: Mapping[str, int | Sequence[int]]) -> Schedule:
     """The schedule with every tile that is larger than its tensor made as small as the tensor allows. Along a dimension
     that is spread over the ranks, the longest part counts, unless tiles go across parts. `bound`: the tile program of
-    the schedule. `sizes`: as in `Sizes.of`. Rows that are routed allow any tile, because their number is data."""
+    the schedule. `sizes`: as in `Sizes.of`. Rows that are routed allow any tile, because their number is data. Raises
+    DimensionError."""
+    check_names(bound, sizes, Site.of_user())
     sizes = {d: n for d, n in sizes.items() if d in bound.dims and d not in bound.routed}
     parts = {d: even_parts(n, world) if d in bound.cut and isinstance(n, int) else n for d, n in sizes.items()}
     longest = {d: smallest_tile(max(n) if isinstance(n, Sequence) else n) for d, n in parts.items()}

@@ -146,6 +146,7 @@ class Expressions(Views):
         if isinstance(owner, AxisWord) and name == "size":
             return symbol(owner.dim)
         if isinstance(owner, Static):
+            self.not_left_out(node, owner)
             try:
                 return self.static(getattr(owner.value, name))
             except AttributeError:
@@ -276,9 +277,17 @@ class Expressions(Views):
             if isinstance(index, sympy.Integer) and -len(owner) <= int(index) < len(owner):
                 return owner[int(index)]
         if isinstance(owner, Static):
+            self.not_left_out(node, owner)
             return self.python(node, operator.getitem, owner, self.value(node.slice))
         said = f"{ast.unparse(node)}: tensors, views, blocks and tuples have entries"
         self.no_number(node, (node.value, owner), said=said)
+
+    def not_left_out(self, node: ast.Attribute | ast.Subscript, owner: Static) -> None:
+        """Raises NotUnderstoodError for a part of None, such as of a tensor that the call leaves out."""
+        if owner.value is None:
+            name = ast.unparse(node.value)
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: {name} is None, as a tensor is that is left "
+                      f"out; put this below `if {name} is not None:`")
 
     def tile_attribute(self, node: ast.Attribute, tile: TileValue) -> Any:
         ranges = [*tile.ranges, *([tile.sent] if tile.sent else [])]
