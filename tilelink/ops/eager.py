@@ -16,6 +16,7 @@ from tilelink.errors import ArgumentError, Site
 from tilelink.ops.repeated import each
 
 if TYPE_CHECKING:
+    from tilelink.ops.known import Known
     from tilelink.ops.operator import Operator
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -75,31 +76,44 @@ def _has_gradient_inside(t: torch.Tensor) -> bool:
 
 class Differentiated(torch.autograd.Function):
     """An operator with its gradient, as the dispatcher makes it of `torch.library.register_autograd`. `values`: of all
-    arguments; `tensors`: those among them, also in lists. Returns the results one by one; `nesting` gets the tuples and
-    lists around them, with a number for each."""
+    arguments; `tensors`: those among them, also in lists; `known`: what is known of calls like it, if all ranks repeat
+    one. Returns the results one by one; `nesting` gets the tuples and lists around them, with a number for each."""
 
     @staticmethod
     def forward(
-        ctx: Any, operator: Operator, values: list[Any], nesting: list[Any], *tensors: torch.Tensor
+        ctx: Any, operator: Operator, values: list[Any], nesting: list[Any], known: Known | None, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        results, found, numbers = operator.computed(values, tensors), list[torch.Tensor](), count()
-        operator.setup(ctx, values, results)
+        results = None if known is None or known.repeat is None else known.repeat(tensors)
+        if results is None:
+            results, known = operator.computed(values, tensors), None
+        operator.setup(ctx, values, results, known)
+        if known is None or known.nested is None:
+            numbers = count()
+            around = each(lambda _: next(numbers), results)
+            nested = around, [each(lambda value: isinstance(value, torch.Tensor), of) for of in values]
+            if known is not None:
+                known.nested = nested
+        else:
+            nested = known.nested
+        nesting.append(nested[0])
+        ctx.of = operator, nested
+        if isinstance(results, torch.Tensor):
+            return (results,)
+        found = list[torch.Tensor]()
         each(found.append, results)
-        nesting.append(each(lambda _: next(numbers), results))
-        ctx.of = operator, nesting[0], [each(lambda value: isinstance(value, torch.Tensor), of) for of in values]
         return tuple(found)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        operator, nesting, are_tensors = ctx.of
-        needs, left = ctx.needs_input_grad, iter(ctx.needs_input_grad[3:])
+        operator, (nesting, are_tensors) = ctx.of
+        needs, left = ctx.needs_input_grad, iter(ctx.needs_input_grad[4:])
         ctx.needs_input_grad = tuple(each(lambda is_tensor: is_tensor and next(left), value) for value in are_tensors)
         try:
             results = each(grads.__getitem__, nesting)
             found = operator.backward(ctx, *(results if isinstance(results, tuple) else (results,)))
         finally:
             ctx.needs_input_grad = needs
-        flat: list[Any] = [None, None, None]
+        flat: list[Any] = [None, None, None, None]
         for of_argument, is_tensor in zip(found, are_tensors, strict=True):
             if isinstance(is_tensor, list | tuple):
                 of_list = [None] * len(is_tensor) if of_argument is None else of_argument

@@ -220,16 +220,17 @@ class Operator:
         """The tensors among the values of arguments, also in lists. Lengths that are given as a tensor are none."""
         return tensors_among([values[at] for at in self.tensors_at])
 
-    def _eagerly(self, values: list[Any], tensors: Sequence[torch.Tensor]) -> Any:
-        """Calls the operator past torch's dispatcher."""
+    def _eagerly(self, values: list[Any], tensors: Sequence[torch.Tensor], known: Known | None = None) -> Any:
+        """Calls the operator past torch's dispatcher. `known`: what is known of calls like it, if all ranks repeat one
+        and it has a gradient."""
         for at, convert in self.converted:
             values[at] = convert(values[at])
-        if not has_gradient(tensors):
+        if known is None and not has_gradient(tensors):
             return self.computed(values, tensors)
         if self.call.backward is Call.backward:
             return self.made(*values)
         nesting: list[Any] = []
-        flat = Differentiated.apply(self, values, nesting, *tensors)
+        flat = Differentiated.apply(self, values, nesting, known, *tensors)
         return each(flat.__getitem__, nesting[0])
 
     def computed(self, values: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
@@ -243,9 +244,9 @@ class Operator:
                 return results
         return _no_views(self.call(*values)())
 
-    def setup(self, ctx: Any, values: Sequence[Any], results: Any) -> None:
-        """Keeps in `ctx` what `backward` needs."""
-        _setup(ctx, self.call(*values), results)
+    def setup(self, ctx: Any, values: Sequence[Any], results: Any, known: Known | None) -> None:
+        """Keeps in `ctx` what `backward` needs. `known`: what is known of calls like it, which need no check."""
+        _setup(ctx, self.call(*values), results, known)
 
     def _check_derivatives(self, given: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> None:
         """Raises ArgumentError for tangents of forward-mode differentiation, which torch would drop silently, and in
@@ -292,10 +293,13 @@ def _registered(call: type[Call], name: str, arguments: Mapping[str, str]) -> Ca
     return made
 
 
-def _setup(ctx: Any, call: Call, results: Any) -> None:
-    """Keeps in `ctx` what the backward of a call needs."""
+def _setup(ctx: Any, call: Call, results: Any, known: Known | None = None) -> None:
+    """Keeps in `ctx` what the backward of a call needs. `known`: what is known of calls like it."""
     ctx.set_materialize_grads(False)
-    call.check()
+    if known is None:
+        call.check()
+    else:
+        vars(call).update(known.found)
     call.setup(ctx, results)
 
 

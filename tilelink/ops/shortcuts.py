@@ -4,8 +4,9 @@ a call with those of an earlier one in one step; Python takes many times as long
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 from weakref import ref
 
@@ -17,13 +18,11 @@ from tilelink.ops.agreement import agree_again
 from tilelink.ops.eager import PLAIN, is_watched
 from tilelink.ops.known import ALIGNED, KEPT_CALLS, SEVERAL, VARIABLES, Known, getenv
 from tilelink.ops.programs import preparing
-from tilelink.ops.repeated import Repeat, each
+from tilelink.ops.repeated import Repeat
 from tilelink.plans.names import AUTO
 
 _guards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 """What torch.compile compares tensors with; without it there are no shortcuts."""
-TENSOR = object()
-"""What stands for a tensor."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,8 @@ class Shortcut:
     """A call that was made in full. `guards`: torch's guards of its tensors: their types, dispatch keys, dtypes,
     devices, shapes and strides, whether they require gradients, and what is active in this thread. `trained`: whether
     one requires gradients. `kinds`: the types of its options. `variables`: those of the environment that count, and
-    their values. `told`: what ranks compare. `values`: of the operator's arguments, with `TENSOR` for each tensor;
-    `repeat`: makes a call without a gradient."""
+    their values. `known`: what is known of calls like it. `values`: makes the values of the operator's arguments, from
+    the tensors among them; `repeat`: makes a call without a gradient."""
 
     group: ref[dist.ProcessGroup]
     kinds: list[type]
@@ -40,8 +39,8 @@ class Shortcut:
     environment: list[bytes | None]
     guards: Any
     trained: bool
-    told: Mapping[str, Any]
-    values: Sequence[Any]
+    known: Known
+    values: Callable[[Sequence[torch.Tensor]], list[Any]]
     repeat: Repeat
 
     def fits(self, group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], options: Iterable[Any]) -> bool:
@@ -59,9 +58,10 @@ class Shortcut:
 
 class Shortcuts:
     """The shortcuts of an operator. A call has `given`, tensors and lists of tensors, and `options`, which can be
-    hashed. `operator`: computes with a gradient, from the values of its arguments and the tensors among them."""
+    hashed. `operator`: computes with a gradient, from the values of its arguments, the tensors among them, and what is
+    known of calls like it."""
 
-    def __init__(self, operator: Callable[[list[Any], Sequence[torch.Tensor]], Any]) -> None:
+    def __init__(self, operator: Callable[[list[Any], Sequence[torch.Tensor], Known], Any]) -> None:
         self._operator = operator
         self._kept: Kept[Any, Shortcut] = Kept(KEPT_CALLS)
 
@@ -74,12 +74,10 @@ class Shortcuts:
             return None
         if short is None or not short.fits(group, tensors, options):
             return None
-        if short.trained and torch.is_grad_enabled():
-            left = iter(tensors)
-            values = [each(lambda v: next(left) if v is TENSOR else v, value) for value in short.values]
-            return self._operator(values, tensors)
         if not tensors[0].is_cuda and group.size() > 1:
-            agree_again(group.group_name, tensors[0], short.told)
+            agree_again(group.group_name, tensors[0], short.known.told)
+        if short.trained and torch.is_grad_enabled():
+            return self._operator(short.values(tensors), tensors, short.known)
         return short.repeat(tensors)
 
     def add(
@@ -96,11 +94,28 @@ class Shortcuts:
         guards = _guards(*found, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         kinds, variables = list(map(type, options)), VARIABLES if AUTO in options else VARIABLES[:1]
         trained, repeat = any(t.requires_grad for t in found), known.repeat.sharing_empty()
-        values = [each(lambda v: TENSOR if isinstance(v, torch.Tensor) else v, value) for value in values]
         short = Shortcut(
-            ref(group), kinds, variables, [*map(getenv, variables)], guards, trained, known.told, values, repeat
+            ref(group), kinds, variables, [*map(getenv, variables)], guards, trained, known, _filled(values), repeat
         )
         self._kept.put(_key(group, found, places, options), short)
+
+
+def _filled(values: Sequence[Any]) -> Callable[[Sequence[torch.Tensor]], list[Any]]:
+    """A function that returns these values with other tensors among them, which it is given in their order. (A walk
+    through lists and tuples takes several times as long.)"""
+    numbers, others = count(), list[Any]()
+
+    def text(value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return f"tensors[{next(numbers)}]"
+        if type(value) in SEVERAL:
+            inside = "".join(f"{text(v)}, " for v in value)
+            return f"[{inside}]" if type(value) is list else f"({inside})"
+        others.append(value)
+        return f"others[{len(others) - 1}]"
+
+    made: Callable[[Sequence[torch.Tensor]], list[Any]] = eval(f"lambda tensors: {text([*values])}", {"others": others})
+    return made
 
 
 def _key(group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], places: Any, options: Any) -> Any:
