@@ -240,6 +240,20 @@ def reduces(t, x, out):
     out[t].store(block * 2 + most[:, None] + i[None, :])
 
 
+@triton.jit
+def both_signs(x):
+    return x, -x
+
+
+@tk.tile
+def says_all_by_name(t, x, out):
+    block = x[t].load().to(tl.float32)
+    total = tl.sum(input=block, axis=1)
+    most = tl.max(block, 1, return_indices=False)
+    left, right = both_signs(block)
+    out[t].store(left - right + total[:, None] * most[:, None])
+
+
 def beside(role: Any) -> Program:
     """A role beside one that multiplies."""
 
@@ -391,7 +405,7 @@ def in_memory(tile: tuple[int, ...], warps: int = 8) -> str:
     return of_one(product_of_one, tile, warps, IN_MEMORY)
 
 
-OFTEN = adds_columns, adds_turned, turns
+OFTEN = adds_columns, adds_turned, says_all_by_name
 """The others compile in long suites alone."""
 
 
@@ -403,7 +417,7 @@ def each_form(*roles: Any) -> Any:
     ])  # fmt: skip
 
 
-@each_form(reduces, adds_all, adds_what_it_stores, keeps_sums, turns, masks_alone)
+@each_form(reduces, adds_all, adds_what_it_stores, keeps_sums, turns, masks_alone, says_all_by_name)
 def test_blocks_are_laid_out_in_roles_that_copy(role: Any, target: str) -> None:
     program, sizes = beside(role), {"M": 128, "K": 64, "N": 128, "S": 64, "S2": 64}
     tiles = tk.Schedule(**{"product_of_one": tk.SMs(tile=(128, 128, 64)), role.name: tk.SMs(4, tile=(32, 32))})

@@ -54,7 +54,7 @@ WRONG = [
             SEND: SEND.replace("inbox[t.source, t]", "inbox[t.source, t].at(tk.ranks)"), LAUNCH: f"{LAUNCH}  # <-",
             'inbox = tk.sharded(tk.ranks, "M", "K", axis=1)': 'inbox = tk.local(tk.ranks, "M", "K")',
         },
-        'send has own="stored", and a tile of it does not copy to exactly one rank',
+        'send has own="stored", and a tile of it copies to several ranks, or all of them',
     ),
     case(
         "tiles across parts",

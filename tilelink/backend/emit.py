@@ -88,6 +88,7 @@ class RoleEmitter:
             self.record(f"tl.cast({self.local(NUMBER.name)}, tl.int64) + ({number} << 32)")
         coordinates = [(self.local(n), self.text(v)) for n, v in walk.coordinates]
         known = [n for n, _ in walk.coordinates]
+        # bounds of a part are read as soon as its rank is known
         place = max((known.index(str(h)) + 1 for _, h in walk.homes if str(h) in known), default=0)
         for n, value in [*coordinates[:place], *addresses.bounds.items(), *coordinates[place:]]:
             write.set(n, value, Kind.FIXED)

@@ -70,7 +70,7 @@ def in_pieces(role: Role, program: TileProgram, facts: Facts, target: Target) ->
 
 def _of_tile(role: Role, *values: object) -> bool:
     """Whether a value depends on the tile. The opening of a tile is written before the tile's coordinates are known."""
-    names = {symbol.name for value in values for symbol in getattr(value, "free_symbols", ())}
+    names = {s.name for value in values for s in getattr(value, "free_symbols", ())}
     return not names.isdisjoint(name for name, _ in role.walk.coordinates)
 
 

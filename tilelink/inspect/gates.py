@@ -18,7 +18,7 @@ from sympy.logic.boolalg import BooleanAtom
 
 from tilelink.backend.bulk import bulk_writes, fenced, reads_peers, unsettled
 from tilelink.backend.cache import store
-from tilelink.backend.gluon.takes import multiplies
+from tilelink.backend.gluon.takes import has_main_loop
 from tilelink.backend.lower import Lowered
 from tilelink.backend.parameters import WAIT_ALL, WAIT_SOME
 from tilelink.backend.pipelining import enters
@@ -150,7 +150,7 @@ def _filling(program: TileProgram) -> list[list[Role]]:
 def _settled(role: Role, lowered: Lowered) -> int:
     """How often a role waits until the copy engine's stores for it are complete, apart from its notifications."""
     found = unsettled(role, lowered.program, lowered.facts)
-    if lowered.target.specialised and multiplies(role):
+    if lowered.target.specialised and has_main_loop(role):
         return int(bool(found.waits) or found.behind)
     return sum(isinstance(s, Wait) and s.name in found.waits for s in walk(role.body)) + found.behind
 
@@ -185,7 +185,7 @@ def _signals(lowered: Lowered, run: Lowered) -> Counter[tuple[str, str]]:
     called, filling = _calls(run), _filling(lowered.program)
     called["credit", "sys"] += len(filling)
     if lowered.target.specialised:
-        multiplying = [r for r in lowered.program.in_kernel if multiplies(r)]
+        multiplying = [r for r in lowered.program.in_kernel if has_main_loop(r)]
         if lowered.target.sum_columns:
             called["finished", ""] += len(multiplying)
         else:

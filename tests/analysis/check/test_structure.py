@@ -130,7 +130,7 @@ def test_where_there_is_no_first_tile_nothing_is_written() -> None:
     schedule = tk.Schedule(and_keep_rows=SMALL)
     report = first_of_a_row_writes.check(schedule, world=1, M=32, K=0)
     assert (report.verdict, report.proof) == ("unsafe", "unrolled") and "no tile writes total" in str(report)
-    assert report.because == "the first tile along K writes an output, and K is 0"
+    assert report.because == "the first tile along K writes a tensor, and K is 0"
 
 
 @pytest.mark.parametrize("engine", [0, 1])

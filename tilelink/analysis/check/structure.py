@@ -1,12 +1,13 @@
 """Proof by structure: a run of a program is safe at all sizes, in all worlds and for all routings.
 
 The structure shows this if
-1. each tensor that tiles write is written by one statement, whose view is another region or another rank's memory for
-   each tile, and all views cover the tensor; no condition guards the statement, except that an output may be written by
-   only the tiles that are the first along a dimension, if that dimension is not empty; and except that one statement
-   may write what stays on the rank that made it, and another one, or none, the rest;
+1. one statement writes each tensor that tiles write; its view is another region or another rank's memory for each tile,
+   and all views cover the tensor. No condition guards the statement, except:
+   a. only the tiles that are the first along a dimension write an output, and that dimension is not empty;
+   b. one statement writes what stays on the rank that made it, and another one the rest; of a buffer, nobody need write
+      one of these halves;
 2. the view is notified in the same place after the write, if anybody waits for the tensor;
-3. reads of such a tensor lie in what was waited for; if nobody writes what stays on a rank, nobody waits for it;
+3. reads of such a tensor lie in what was waited for; nobody reads a half that nobody writes, or waits for it;
 4. roles wait only for roles before them in program order; roles that take turns count as one role, but a role with a
    wave may wait for rows of its expert that an earlier one of these roles writes;
 5. nothing else is notified, so each tile notifies what it writes once;
@@ -42,9 +43,9 @@ class RolePlace(ir.Place):
     role: ir.Role
 
     @property
-    def writes(self) -> str:
-        """The tensor that it writes, "" if it writes none."""
-        return self.statement.target.tensor if isinstance(self.statement, ir.Write) else ""
+    def target(self) -> ir.View | None:
+        """The view that it writes, if it writes one."""
+        return self.statement.target if isinstance(self.statement, ir.Write) else None
 
 
 def role_places(program: ir.TileProgram) -> list[RolePlace]:
@@ -59,10 +60,10 @@ def why_not_structural(program: ir.TileProgram, sizes: Sizes | None = None) -> s
     if reason or sizes is None:
         return reason
     found = role_places(program)
-    places = (p for p in found if isinstance(p.statement, ir.Write))
+    places = (p for p in found if p.target)
     empty = [r.dim for p in places for r in _only_first(p) or () if not sizes.values[r.dim]]
     if empty:
-        return f"the first tile along {empty[0]} writes an output, and {empty[0]} is 0"
+        return f"the first tile along {empty[0]} writes a tensor, and {empty[0]} is 0"
     for view, site in ((v, p.statement.site) for p in found for v in p.statement.touched):
         for dim, i in zip(program.tensor(view.tensor).dims, view.index, strict=True):
             if _numbered(dim, i) and i >= sizes.values[dim]:
@@ -79,14 +80,14 @@ def _why_not(program: ir.TileProgram) -> str:
             return reason
     turns = members(program.roles)
     numbers = {role.name: n for n, together in enumerate(turns) for role in together}
-    writers = [p for p in found if isinstance(p.statement, ir.Write)]
+    writers = {t.name: [p for p in found if p.target and p.target.tensor == t.name] for t in program.tensors}
     waits = {(p.role.name, p.statement.name): p.statement for p in found if isinstance(p.statement, ir.Wait)}
     for p in found:
         for view in p.statement.touched:
             if reason := _misplaced(view, program.tensor(view.tensor), p):
                 return f"{reason} ({p.statement.site})"
         if isinstance(p.statement, ir.Wait):
-            for view, writer in ((v, w) for v in p.statement.views for w in writers if w.writes == v.tensor):
+            for view, writer in ((v, w) for v in p.statement.views for w in writers[v.tensor]):
                 first, then = numbers[writer.role.name], numbers[p.role.name]
                 if first > then or (first == then and not _earlier_in_turn(writer, p.role, view, program)):
                     return f"{p.role.name} waits for {view.tensor}, which no earlier role writes ({p.statement.site})"
@@ -102,10 +103,10 @@ def _earlier_in_turn(writer: RolePlace, role: ir.Role, waited: ir.View, program:
     order = [r.name for r in program.roles]
     if not role.wave or order.index(writer.role.name) >= order.index(role.name):
         return False
-    assert isinstance(writer.statement, ir.Write)
+    assert writer.target is not None
     signals = program.signals_of(waited.tensor)
     cells = signals.grid[1:] if signals.by_home else signals.grid
-    along = zip(cells, writer.statement.target.index, waited.index, strict=True)
+    along = zip(cells, writer.target.index, waited.index, strict=True)
     return any(
         cell.pieces in (SEGMENT, EXPERT) and _of_tile(written, writer.role) and _of_tile(read, role)
         for cell, written, read in along
@@ -122,16 +123,15 @@ def _written_once(tensor: ir.Tensor, found: list[RolePlace], awaited: bool) -> s
     name = tensor.name
     if tensor.buffers:
         return f"entries of {name} take turns in {tensor.buffers} buffers"
-    writers = [p for p in found if p.writes == name]
-    halves = {_stays(p.statement.target, tensor, p) for p in writers if isinstance(p.statement, ir.Write)}
+    writers = [(p, p.target) for p in found if p.target and p.target.tensor == name]
+    halves = {_stays(view, tensor, p) for p, view in writers}
     if len(writers) != 1 and (len(writers) != 2 or halves != {True, False}):
-        lines = ", ".join(str(p.statement.site) for p in writers) or "no line"
+        lines = ", ".join(str(p.statement.site) for p, _ in writers) or "no line"
         return f"{name} is written by {len(writers)} statements ({lines})"
     told = [p for p in found if isinstance(p.statement, ir.Notify) for v in p.statement.views if v.tensor == name]
     half = None not in halves and (len(halves) == 2 or tensor.kind == "buffer")
-    for place in writers:
-        assert isinstance(place.statement, ir.Write)
-        view, site = place.statement.target, place.statement.site
+    for place, view in writers:
+        site = place.statement.site
         if not half and (_only_first(place) is None or (place.conditional and told)):
             return f"whether {view} is written depends on a condition ({site})"
         if not _one_to_one(place, view, tensor):
@@ -142,10 +142,10 @@ def _written_once(tensor: ir.Tensor, found: list[RolePlace], awaited: bool) -> s
         if told and (len(told) > len(writers) or not after):
             lines = ", ".join(str(p.statement.site) for p in told)
             return f"{name} is notified elsewhere than after the write, or in several places ({lines})"
-    for place in found if half and len(halves) == 1 else ():
-        for view in (v for v in place.statement.touched if v.tensor == name):
-            if _stays(view, tensor, place) not in halves:
-                return f"{view} may be a part of {name} that nobody writes ({place.statement.site})"
+    for p in found if half and len(halves) == 1 else ():
+        for touched in (v for v in p.statement.touched if v.tensor == name):
+            if _stays(touched, tensor, p) not in halves:
+                return f"{touched} may be a part of {name} that nobody writes ({p.statement.site})"
     return ""
 
 

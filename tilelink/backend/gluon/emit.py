@@ -56,13 +56,13 @@ class GluonEmitter(RoleEmitter):
             super().statement(s)
 
     @cached_property
-    def loads(self) -> Iterator[int]:
-        """The numbers of loads."""
+    def load_numbers(self) -> Iterator[int]:
+        """Numbers that make the names of loads differ."""
         return count()
 
     def block_name(self, view: View, number: int = 0) -> str:
         """A name that no other load has: Gluon finds no layout for a name that only a branch assigns anew."""
-        return self.made(f"{view.tensor}_block", "block", next(self.loads))
+        return self.made(f"{view.tensor}_block", "block", next(self.load_numbers))
 
     def code(self, s: Statement, code: ir.Code) -> Source:
         return super().code(s, laid_out(code))
@@ -70,8 +70,10 @@ class GluonEmitter(RoleEmitter):
     def compute(self, s: ir.Compute) -> None:
         if len(s.targets) == 1:
             self.write.set(self.variable(s.targets[0]), call("laid", self.code(s, s.code)))
-        else:
-            super().compute(s)
+            return
+        super().compute(s)
+        for name in map(self.variable, s.targets):
+            self.write.set(name, call("laid", name))
 
     def loop(self, s: ir.For) -> AbstractContextManager[None]:
         """Opens a plain loop: Gluon pipelines no loops."""

@@ -11,7 +11,7 @@ from tilelink.backend import parameters
 from tilelink.backend.addresses import Addresses
 from tilelink.backend.gluon.emit import GluonEmitter
 from tilelink.backend.gluon.partitions import Partition, Ring, partitions
-from tilelink.backend.gluon.takes import multiplies, zeros_of
+from tilelink.backend.gluon.takes import has_main_loop, zeros_of
 from tilelink.backend.kernel import Body, Function, Source, Writer, call
 from tilelink.backend.module import ALIVE, ENTERS, LEAVES, Module, credit, in_turns
 from tilelink.backend.parameters import WORKER, WORKERS, Names
@@ -49,12 +49,12 @@ class GluonModule(Module):
     def role(self, role: Role, called: str, *, publishing: bool = False) -> Function:
         """Makes a function that does all tiles of one worker, or those of a turn. Roles that multiply in turns have one
         function if they can have one ring."""
-        if publishing or not multiplies(role):
+        if publishing or not has_main_loop(role):
             return super().role(role, called, publishing=publishing)
         together = next(roles for roles in members(self.program.in_kernel) if role in roles)
         if self.has_one_ring(together):
             known = self.names.module.known(("in turns", together[0].name))
-            return next((f for f in self.functions if f.name == known), None) or self.in_turns(together)
+            return next((f for f in self.functions if f.name == known), None) or self.with_one_ring(together)
         ring, parts = partitions(self.names, role, self.target, role)
         if len(together) == 1:
             made = [self.partition(part, f"{called}_{does}") for does, part in parts.items()]
@@ -71,7 +71,7 @@ class GluonModule(Module):
         names = Names(self.program, self.facts, chain(*self.imported.values()))
         return len({Ring.of(names, role, self.target, role).shape for role in together}) == 1
 
-    def in_turns(self, together: list[Role]) -> Function:
+    def with_one_ring(self, together: list[Role]) -> Function:
         """Makes a function for roles that multiply in turns. Their warps go on from role to role, with one ring."""
         first = together[0]
         called = self.names.module.name(("in turns", first.name), first.launched or first.name)
@@ -89,12 +89,24 @@ class GluonModule(Module):
 
     def of_turn(self, part: Partition, called: str, *, goes_on: bool = True) -> Function:
         """Makes a function that does the tiles of one turn for some warps of a worker. `goes_on`: it takes and returns
-        what goes on from tile to tile."""
+        what goes on from turn to turn."""
+        return self.over_tiles(part, called, self.turn, self.turn, goes_on=goes_on)
+
+    def partition(self, part: Partition, called: str) -> Function:
+        """Makes a function that does all tiles of one worker for some of its warps."""
+        return self.over_tiles(part, called, (WORKER,), (WORKER, part.text(part.role.walk.count)))
+
+    def over_tiles(
+        self, part: Partition, called: str, given: tuple[str, ...], bounds: tuple[Source, ...], *,
+        goes_on: bool = False,
+    ) -> Function:  # fmt: skip
+        """Makes a function that does the tiles between two `bounds` for some warps of a worker. `given`: its first
+        parameters."""
         write = Writer()
         write.body += part.before
         if not goes_on:
             part.begins(write)
-        with write.loop(part.local(NUMBER.name), *self.turn, WORKERS):
+        with write.loop(part.local(NUMBER.name), *bounds, WORKERS):
             part.takes(write)
             write.body += part.body
             part.gives(write)
@@ -102,13 +114,13 @@ class GluonModule(Module):
         if state:
             write.do(f"return {', '.join(state)}")
         name = self.names.module.name(("partition", called), called)
-        return self.function(name, write.body, (*self.turn, WORKERS, *state, *part.ring.shared), state)
+        return self.function(name, write.body, (*given, WORKERS, *state, *part.ring.shared), state)
 
     def tiles(
         self, write: Writer, addresses: Addresses, together: list[Role], functions: dict[str, Function],
         here: Source, workers: Source,
     ) -> None:  # fmt: skip
-        one = together[:1] if multiplies(together[0]) and self.has_one_ring(together) else together
+        one = together[:1] if has_main_loop(together[0]) and self.has_one_ring(together) else together
         super().tiles(write, addresses, one, functions, here, workers)
 
     def starting(
@@ -143,18 +155,6 @@ class GluonModule(Module):
         """Whether the workers of a role did another one before."""
         first = next((r for r in self.program.in_kernel if not r.resource.count), None)
         return not role.resource.count and role != first
-
-    def partition(self, emitter: Partition, called: str) -> Function:
-        """Makes a function that does all tiles of one worker for some of its warps."""
-        write = Writer()
-        write.body += emitter.before
-        emitter.begins(write)
-        with write.loop(emitter.local(NUMBER.name), WORKER, emitter.text(emitter.role.walk.count), WORKERS):
-            emitter.takes(write)
-            write.body += emitter.body
-            emitter.gives(write)
-        name = self.names.module.name(("partition", called), called)
-        return self.function(name, write.body, (WORKER, WORKERS, *emitter.ring.shared))
 
     def enters(self, write: Writer) -> None:
         write.do(ENTERS)

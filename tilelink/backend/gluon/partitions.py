@@ -39,9 +39,10 @@ LEAST_STAGES = 2
 class Ring:
     """The names of what the warps of a role share: memory for the blocks of a step, `stages` of each, and barriers. The
     ring has the stages of the schedule, and one more if memory suffices: one is multiplied while the others are loaded.
-    `blocks`: the memory of each operand. `sums`: tensor memory for the sum of each dot, none if sums are in registers;
-    `full` and `empty` are its barriers. `sent`: the store that the copy engine for tiles does, from shared memory
-    `tile`, or None. `tells`: some of the warps only send and notify."""
+    `bytes`: of all blocks of a step. `blocks`: the memory of each operand; `ready` and `free` are the barriers of its
+    stages. `sums`: tensor memory for the sum of each dot, none if sums are in registers; `full` and `empty` are its
+    barriers. `tells`: some of the warps only send and notify; `stored` and `told` are the barriers of the tile that is
+    handed to them. `sent`: the store that the copy engine for tiles does, from shared memory `tile`, or None."""
 
     product: Product
     stages: int
@@ -62,37 +63,33 @@ class Ring:
     def of(cls, names: Names, role: Role, target: Target, first: Role) -> Ring:
         """The ring of a role. It has the names of the ring of `first`, the first of roles that take turns."""
         assert isinstance(role.resource, SMs)
-        program, module = names.program, names.module
+        program = names.program
         product = product_of(role, program, names.facts, target)
         size = sum(prod(b.shape) * ITEM_SIZE[program.tensor(b.tensor).dtype] for b in product.operands.values())
-        (m, n, _), memory = product.dots[0].shape, target.shared_bytes or 0
-        stores = list(ir.every(ir.Store, role.body))
-        done = [bulk.in_bulk(s, role, program, names.facts) for s in stores]
+        done = [bulk.in_bulk(s, role, program, names.facts) for s in ir.every(ir.Store, role.body)]
         sent = done[0] if len(done) == 1 else None
-        few = m * n < THREAD_SUMS * role.resource.warps * target.warp_size
-        wide = any(ITEM_SIZE[program.tensor(s.target.tensor).dtype] == 8 for s in stores)
-        converted_by = m * n * (OF_FEW if few else STORED_BYTES) * (WIDE if wide else 1)
-        laid_out = converted_by if sent is None else bulk.bulk_bytes(sent, program)
-        room = replace(target, shared_bytes=memory - laid_out)
-        stages = pipelining.stages(product.loop, role, program, room, role.resource.stages + 1)
+        room = (target.shared_bytes or 0) - _beside_ring(role, product, sent, program, target)
+        beside = replace(target, shared_bytes=room)
+        stages = pipelining.stages(product.loop, role, program, beside, role.resource.stages + 1)
         if stages < LEAST_STAGES and not target.sum_columns:
             raise FormError(
                 f"{program.name} has no specialised form: {role.name} multiplies blocks of {size} bytes a step, "
-                f"and needs room for {LEAST_STAGES} steps, one behind the other; {target.name} has "
-                f"{room.shared_bytes} bytes of shared memory beside the tile that is stored",
+                f"and needs room for {LEAST_STAGES} steps, one behind the other; {target.name} has {room} bytes of "
+                "shared memory beside the tile that is stored",
                 product.site,
             )
-        def named(what: str, number: int = 0, like: str = "") -> str:
-            return module.name((what, number, first.name), like or what)
 
-        rings = {v: named("ring", k, f"{v.tensor}_ring") for k, v in enumerate(product.operands)}
+        def named(what: str, number: int = 0, like: str = "") -> str:
+            return names.module.name((what, number, first.name), like or what)
+
         ready, free, stored, told = map(named, ("ready", "free", "stored", "told"))
         full, empty = (named(n) if target.sum_columns else "" for n in ("full", "empty"))
         sums = tuple(named("sums", k) for k in range(len(product.dots))) if target.sum_columns else ()
-        tile = named("laid_out") if sent else ""
-        tells = not sums and (sent is not None or any(ir.every(ir.Notify, role.body)))
         return cls(
-            product, stages, size, rings, ready, free, sums, full, empty, stored, told, sent, tile, tells
+            product=product, stages=stages, bytes=size, ready=ready, free=free, sums=sums, full=full, empty=empty,
+            blocks={v: named("ring", k, f"{v.tensor}_ring") for k, v in enumerate(product.operands)},
+            stored=stored, told=told, sent=sent, tile=named("laid_out") if sent else "",
+            tells=not sums and (sent is not None or any(ir.every(ir.Notify, role.body))),
         )  # fmt: skip
 
     @property
@@ -117,11 +114,23 @@ class Ring:
         return (*self.blocks.values(), *self.sums, *((self.tile,) if self.tile else ()), *self.barriers)
 
 
+def _beside_ring(role: Role, product: Product, sent: Bulk | None, program: ir.TileProgram, target: Target) -> int:
+    """Bytes of shared memory for the tile that is stored: where it is laid out to be sent, or where Triton converts its
+    layout."""
+    assert isinstance(role.resource, SMs)
+    if sent is not None:
+        return bulk.bulk_bytes(sent, program)
+    m, n, _ = product.dots[0].shape
+    few = m * n < THREAD_SUMS * role.resource.warps * target.warp_size
+    wide = any(ITEM_SIZE[program.tensor(s.target.tensor).dtype] == 8 for s in ir.every(ir.Store, role.body))
+    return m * n * (OF_FEW if few else STORED_BYTES) * (WIDE if wide else 1)
+
+
 class Partition(GluonEmitter):
     """Writes the part of a role that some of its warps do: the statements `body`."""
 
     def __init__(self, names: Names, role: Role, target: Target, ring: Ring, body: ir.Body) -> None:
-        self.ring = ring
+        self.ring = ring  # the constructor below already writes the role
         super().__init__(names, replace(role, body=body), target)
 
     @property
@@ -143,7 +152,7 @@ class Partition(GluonEmitter):
         return self.made("tile_phase")
 
     @property
-    def sum_of(self) -> str:
+    def tiles(self) -> str:
         """The variable that counts the tiles that these warps have done: the number of a sum in tensor memory."""
         return self.made("tiles")
 
@@ -153,8 +162,8 @@ class Partition(GluonEmitter):
         return [self.variable(dot.sum) for dot in self.ring.product.dots]
 
     def compute(self, s: ir.Compute) -> None:
-        """A block that branches store is laid out before them. Otherwise each branch would convert the sums, and the
-        ptxas of Triton 3.8 would then wait for each matrix instruction before it begins the next one."""
+        """A computed block that branches store is laid out before them, as it is stored. Otherwise each branch would
+        convert sums, and the ptxas of Triton 3.8 would wait for each matrix instruction before it begins the next."""
         super().compute(s)
         branches = (i for i in self.role.body if isinstance(i, ir.If))
         stored = {h for i in branches for store in ir.every(ir.Store, (i,)) for h in store.value.holes}
@@ -266,11 +275,11 @@ class Issuing(Partition):
 
     @property
     def state(self) -> tuple[str, ...]:
-        return self.step, self.sum_of
+        return self.step, self.tiles
 
     def begins(self, write: Writer) -> None:
         super().begins(write)
-        write.set(self.sum_of, "0")
+        write.set(self.tiles, "0")
 
     def compute(self, s: ir.Compute) -> None:
         ring, product, adds = self.ring, self.ring.product, self.made("adds")
@@ -279,7 +288,7 @@ class Issuing(Partition):
             self.write.do(call("until_ready", ring.ready, self.stage, self.phase))
         for dot, sums in zip(product.dots, ring.sums, strict=True):
             if s is dot.zeros:
-                self.write.set(self.variable(dot.sum), call("emptied", sums, ring.empty, self.sum_of))
+                self.write.set(self.variable(dot.sum), call("emptied", sums, ring.empty, self.tiles))
                 self.write.set(adds, "False")
             elif s is dot.made:
                 given = (*self.factors(dot), self.variable(dot.sum), adds, ring.free, self.stage)
@@ -290,8 +299,8 @@ class Issuing(Partition):
 
     def gives(self, write: Writer) -> None:
         """Makes the tile's products arrive at the barrier `full` of their sum."""
-        write.do(call("complete", self.ring.full, self.sum_of))
-        write.set(self.sum_of, "1", operator="+=")
+        write.do(call("complete", self.ring.full, self.tiles))
+        write.set(self.tiles, "1", operator="+=")
 
 
 class Finishing(Partition):
@@ -299,21 +308,21 @@ class Finishing(Partition):
 
     @property
     def state(self) -> tuple[str, ...]:
-        return (self.sum_of,)
+        return (self.tiles,)
 
     def begins(self, write: Writer) -> None:
-        write.set(self.sum_of, "0")
+        write.set(self.tiles, "0")
 
     def statement(self, s: Statement) -> None:
         if s is self.ring.product.bare:
             ring = self.ring
-            self.write.do(call("until_full", ring.full, self.sum_of))
+            self.write.do(call("until_full", ring.full, self.tiles))
             made = None if ring.product.has_steps else self.has_a_step(ring.product.bare)
             for total, sums in zip(self.totals, ring.sums, strict=True):
-                value = call("of_tile", sums, self.sum_of)
+                value = call("of_tile", sums, self.tiles)
                 self.write.set(total, call("or_zeros", value, made) if made else value)
-            self.write.do(call("finished", ring.empty, self.sum_of))
-            self.write.set(self.sum_of, "1", operator="+=")
+            self.write.do(call("finished", ring.empty, self.tiles))
+            self.write.set(self.tiles, "1", operator="+=")
         elif self.ring.sent is not None and isinstance(s, ir.Store):
             with self.write.branch(ALIVE):
                 self.lays_out(s)
@@ -374,8 +383,7 @@ def partitions(names: Names, role: Role, target: Target, first: Role) -> tuple[R
     the first of the roles that take turns with it, which all share one ring."""
     ring = Ring.of(names, role, target, first)
     product = ring.product
-    bare = {id(product.whole): product.bare}
-    done = tuple(bare.get(id(s), s) for s in role.body if not isinstance(s, ir.Wait))
+    done = tuple(product.bare if s is product.whole else s for s in role.body if not isinstance(s, ir.Wait))
     loaded = tuple(s for s in role.body if isinstance(s, ir.Wait) or s is product.whole)
     told = _only(role.body, lambda s: isinstance(s, ir.Notify) or (ring.sent is not None and isinstance(s, ir.Store)))
     parts: dict[str, tuple[type[Partition], ir.Body]] = {"load": (Loading, loaded)}
@@ -389,7 +397,8 @@ def partitions(names: Names, role: Role, target: Target, first: Role) -> tuple[R
 
 
 def _only(body: ir.Body, wanted: Callable[[Statement], bool]) -> ir.Body:
-    """The wanted statements of a body, with the branches around them. Loops, and branches with loops, are one."""
+    """The wanted statements of a body, with the branches around them. Loops, and branches with loops, count as one
+    statement."""
     found = list[Statement]()
     for s in body:
         if isinstance(s, ir.If) and not any(ir.every(ir.For, (s,))):

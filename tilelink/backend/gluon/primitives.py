@@ -1,9 +1,9 @@
 """Primitives of the specialised form on NVIDIA GPUs: the primitives of `cuda.py`, for warps that run separate code.
 
-Three things differ. Blocks have layouts: a store names its layout, and the values that lead to it follow. The first
-thread of the calling warps does what one thread does, since these warps need not include the block's first. And a wait
-that gives up returns, because warps that ended alone would leave the others waiting. It only returns when the lane is
-poisoned. Warps look at the poison word (`alive`) before they store or notify, so they touch nothing then.
+Three things differ. Blocks have layouts (`layouts.py`), and a store names its own. The first thread of the calling
+warps does what one thread does, since these warps need not include the block's first. And a wait that gives up returns,
+because warps that ended alone would leave the others waiting. It only returns when the lane is poisoned. Warps look at
+the poison word (`alive`) before they store or notify, so they touch nothing then.
 """
 
 import triton
@@ -126,11 +126,11 @@ def as_stored(value):
 def store(pointers, value, mask=None):
     """Stores a block, 16 bytes at a time where its rows allow it."""
     layout: tl.constexpr = _layout(value.shape, tl.num_warps())
-    laid = as_stored(value)
+    block = as_stored(value)
     if mask is None:
-        tl.store(tl.set_auto_layout(pointers, layout), laid)
+        tl.store(tl.set_auto_layout(pointers, layout), block)
     else:
-        tl.store(tl.set_auto_layout(pointers, layout), laid, mask=tl.set_auto_layout(mask, layout))
+        tl.store(tl.set_auto_layout(pointers, layout), block, mask=tl.set_auto_layout(mask, layout))
 
 
 @triton.constexpr_function

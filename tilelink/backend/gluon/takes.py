@@ -10,7 +10,8 @@ from typing import Any
 from tilelink.backend import pipelining
 from tilelink.backend.bulk import Bulk, bulk_writes, by_threads
 from tilelink.backend.facts import Facts
-from tilelink.backend.gluon.layouts import gives_indices, is_reducing, tree_of, unlike
+from tilelink.backend.gluon.dimensions import gives_indices, unequal
+from tilelink.backend.gluon.layouts import is_reducing, tree_of
 from tilelink.backend.targets import Target
 from tilelink.errors import FormError, Site
 from tilelink.frontend import ir
@@ -21,22 +22,27 @@ from tilelink.frontend.schedule import SMs
 from tilelink.frontend.values import ITEM_SIZE
 from tilelink.frontend.workload import members
 
+Fail = Callable[[str, ir.Statement], FormError]
 DTYPES = ("bfloat16", "float16")
 """The dtypes of operands."""
 WARPS_OF_GROUP, ROWS_OF_GROUP, COLUMNS, DEPTH = 4, 64, 16, 16
 """Matrix instructions with sums in registers are carried out by groups of four warps, on 64 rows. A tile has whole
 instructions for each warp."""
+ROWS_OF_WARP = ROWS_OF_GROUP // WARPS_OF_GROUP
 LEAST_LINES, LEAST_BYTES = 8, 32
 """The fewest lines of a block in shared memory, and the fewest bytes of a line."""
 SUMS, LANES = 2, 128
 """The number of sums in tensor memory, and its rows. Rows of a sum beyond them lie in further columns."""
 SUM_ROWS, SUM_COLUMNS = (64, LANES, 2 * LANES), (16, 256)
 """For a sum in tensor memory: the numbers of rows that it may have, and the least and most columns."""
-THREAD_SUMS, FULL_WARPS, MOST_WARPS = 128, 8, 16
-"""How many numbers of sums fit into the registers of a thread, if there are no more than so many warps; these hold as
-many as all the registers do. And the most warps: a worker has 32, with those that load and tell."""
+THREAD_SUMS = 128
+"""Numbers of sums that fit into the registers of a thread."""
+FULL_WARPS = 8
+"""These fill the registers of an SM with sums: of more warps, each thread holds fewer."""
+MOST_WARPS = 16
+"""The most warps of a schedule. Those that load and tell come on top; a worker has at most 32."""
 _LACKING = ("view", "gather", "histogram", "argmax", "argmin", "cumsum", "cumprod", "associative_scan", "sort",
-            "softmax", "flip", "join", "split", "ravel")  # fmt: skip
+            "softmax", "flip", "join", "split", "ravel", "trans")  # fmt: skip
 """Functions and methods of Triton that Gluon has, or seems to have, but does not compile without a layout."""
 
 
@@ -85,7 +91,7 @@ def taken(program: TileProgram, facts: Facts, target: Target) -> TileProgram:
     """The program that the specialised form lowers. It has no late notifications, because separate warps give them. A
     role that multiplies has at most one store in bulk, and other roles have no bulk copies that `carry.py` does not
     take. Raises FormError with the first thing that the form does not take."""
-    multiplying = [r for r in program.in_kernel if multiplies(r)]
+    multiplying = [r for r in program.in_kernel if has_main_loop(r)]
     for why, site in _refused(program, facts, multiplying):
         raise FormError(f"{program.name} has no specialised form: {why}", site)
     for role in multiplying:
@@ -99,7 +105,7 @@ def _in_bulk(role: Role, program: TileProgram, facts: Facts) -> bool:
     of two dimensions, with lines and columns as Triton lays them out (`carry.py`)."""
     done = [bulk for _, bulk in bulk_writes(role, program, facts)]
     takes = (b.source is not None and len(b.source.block.shape) == 2 for b in done)
-    return (_stores(role) == 1 if multiplies(role) else all(takes)) and all(_is_laid_out(b, program) for b in done)
+    return (_stores(role) == 1 if has_main_loop(role) else all(takes)) and all(_is_laid_out(b, program) for b in done)
 
 
 def _is_laid_out(bulk: Bulk, program: TileProgram) -> bool:
@@ -112,7 +118,8 @@ def _stores(role: Role) -> int:
     return sum(1 for _ in ir.every(ir.Write, role.body))
 
 
-def multiplies(role: Role) -> bool:
+def has_main_loop(role: Role) -> bool:
+    """Whether a role has a dot in a loop."""
     return any(isinstance(s, ir.For) and pipelining.has_dot(s) for s in ir.walk(role.body))
 
 
@@ -126,13 +133,41 @@ def product_of(role: Role, program: TileProgram, facts: Facts, target: Target) -
     whole = role.body[places[0]]
     bare, loop = _without_waits(whole)
     if len(places) > 1 or not isinstance(loop, ir.For):
-        raise fail("has more than one loop, or one in a branch; the form takes one, over the steps of a dot", whole)
+        raise fail(
+            "has more than one loop, or does more around its loop than to wait; the form takes one, over the steps of "
+            "a dot",
+            whole,
+        )
     assert isinstance(whole, ir.For | ir.If) and isinstance(bare, ir.For | ir.If)
     before, behind = role.body[: places[0]], role.body[places[0] + 1 :]
     for s in before:
         if not isinstance(s, ir.Wait) and not (isinstance(s, ir.Compute) and zeros_of(s.code)):
             raise fail("does more before its main loop than to wait, and to begin sums with tl.zeros in float32", s)
     dots = tuple(_dots(loop, before, fail))
+    product = Product(whole, bare, loop, dots, _operands(loop, dots, program, facts, fail))
+    check = _check_in_tensor_memory if target.sum_columns else _check_in_registers
+    check(role, dots, target, fail)
+    for place in ir.places(behind):
+        s = place.statement
+        finishes = isinstance(s, FINISH_IN_BRANCH if place.outer else FINISH)
+        if not finishes or any(v.guard for v in s.read) or any(code.dots for code in s.codes):
+            raise fail("does more behind its main loop than to finish its sums, store them and notify", s)
+    heap = {t.name for t in program.on_heap}
+    seen = any(s.target.tensor in heap for s in ir.every(ir.Store, behind)) or any(ir.every(ir.Notify, behind))
+    if seen and not product.has_steps and any(ir.every(ir.Wait, role.body)):
+        raise fail("may have no step in its main loop; without one, what others see of it would not wait", whole)
+    return product
+
+
+FINISH_IN_BRANCH = ir.Store | ir.Notify | ir.Owed | ir.If
+FINISH = FINISH_IN_BRANCH | ir.Compute
+"""What may stand behind a main loop. A branch does not compute, because a name would have two layouts behind it."""
+
+
+def _operands(
+    loop: ir.For, dots: tuple[Dot, ...], program: TileProgram, facts: Facts, fail: Fail
+) -> dict[ir.View, pipelining.DescribedBlock]:
+    """The blocks that a step of a main loop loads for its dots."""
     operands = {}
     for view in dict.fromkeys(view for dot in dots for view, _ in dot.factors):
         block = pipelining.block_of(view, program, facts)
@@ -145,20 +180,7 @@ def product_of(role: Role, program: TileProgram, facts: Facts, target: Target) -
         if program.tensor(view.tensor).dtype not in DTYPES:
             raise fail(f"multiplies {program.tensor(view.tensor).dtype}; the form takes {' and '.join(DTYPES)}", loop)
         operands[view] = block
-    check = _check_in_tensor_memory if target.sum_columns else _check_in_registers
-    check(role, dots, target, fail)
-    for place in ir.places(behind):
-        s, finishes = place.statement, ir.Store | ir.Notify | ir.If | (ir.Owed if place.outer else ir.Compute | ir.Owed)
-        products = any(code.dots for code in s.codes)
-        if not isinstance(s, finishes) or any(v.guard for v in s.read) or products:
-            raise fail("does more behind its main loop than to finish its sums, store them and notify", s)
-    product = Product(whole, bare, loop, dots, operands)
-    heap = {t.name for t in program.on_heap}
-    seen = any(s.target.tensor in heap for s in ir.every(ir.Store, behind))
-    told = seen or any(ir.every(ir.Notify, behind))
-    if told and not product.has_steps and any(ir.every(ir.Wait, role.body)):
-        raise fail("may have no step in its main loop; without one, what others see of it would not wait", whole)
-    return product
+    return operands
 
 
 def _without_waits(s: ir.Statement) -> tuple[ir.Statement, ir.Statement]:
@@ -221,9 +243,6 @@ def zeros_of(code: ir.Code) -> tuple[int, int] | None:
     return None
 
 
-Fail = Callable[[str, ir.Statement], FormError]
-
-
 def _room(warps: int, target: Target) -> int:
     """How many numbers of sums fit into the registers of these warps."""
     return THREAD_SUMS * min(warps, FULL_WARPS) * target.warp_size if warps <= MOST_WARPS else 0
@@ -242,7 +261,8 @@ def _check_in_tensor_memory(role: Role, dots: tuple[Dot, ...], target: Target, f
             raise fail(
                 f"multiplies {m} x {k} by {k} x {n} and reads the sums with {warps} warps: tensor memory takes sums of "
                 f"{rows} rows and {least} to {most} columns, {SUMS} of each in {target.sum_columns} columns, steps of "
-                f"{DEPTH}; groups of {WARPS_OF_GROUP} warps read them, {THREAD_SUMS} numbers a thread",
+                f"{DEPTH}; groups of {WARPS_OF_GROUP} warps read them, {THREAD_SUMS} numbers a thread, at most "
+                f"{MOST_WARPS} warps",
                 dot.made,
             )
 
@@ -253,12 +273,13 @@ def _check_in_registers(role: Role, dots: tuple[Dot, ...], target: Target, fail:
     fits = sum(m * n for m, n, _ in (dot.shape for dot in dots)) <= _room(warps, target)
     for dot in dots:
         m, n, k = dot.shape
-        down = max(1, min(warps, m // DEPTH))
+        down = max(1, min(warps, m // ROWS_OF_WARP))
         whole = not (m % ROWS_OF_GROUP or n % (COLUMNS * warps // down) or k % DEPTH)
         if not fits or warps % WARPS_OF_GROUP or down % WARPS_OF_GROUP or not whole:
             raise fail(
                 f"multiplies {m} x {k} by {k} x {n} with {warps} warps: groups of {WARPS_OF_GROUP} warps take "
-                f"{ROWS_OF_GROUP} rows, and steps of {DEPTH}; a thread has {THREAD_SUMS} numbers of the sums",
+                f"{ROWS_OF_GROUP} rows and steps of {DEPTH}, each warp {COLUMNS} columns or more; a thread has "
+                f"{THREAD_SUMS} numbers of the sums, and there are at most {MOST_WARPS} warps",
                 dot.made,
             )
 
@@ -269,7 +290,7 @@ def _refused(program: TileProgram, facts: Facts, multiplying: list[Role]) -> Ite
         yield "no role multiplies", program.site
         return
     for together in members(program.in_kernel):
-        kinds = {multiplies(r): r for r in together}
+        kinds = {has_main_loop(r): r for r in together}
         if len(kinds) > 1:
             yield f"{kinds[True].name} takes turns with {kinds[False].name}, which does not multiply", kinds[True].site
     if facts.timed:
@@ -279,15 +300,15 @@ def _refused(program: TileProgram, facts: Facts, multiplying: list[Role]) -> Ite
             yield f"the parts of {dim} differ in length; the form takes parts of one length", program.site
     for role in program.in_kernel:
         if isinstance(role.resource, SMs) and role.resource.via == "multicast":
-            yield f'{role.name} has via="multicast"; the form takes stores to one rank after the other', role.site
+            yield f'{role.name} has via="multicast"; the form stores to one rank at a time', role.site
         for s in ir.walk(role.body):
-            yield from ((f"{role.name} {why}", s.site) for why in _words(s, role, dict(program.functions)))
-        for what, site in unlike(role):
+            yield from ((f"{role.name} {why}", s.site) for why in _unsuited(s, role, dict(program.functions)))
+        for what, site in unequal(role):
             yield f"{role.name} has blocks of fewer dimensions than others, to which Gluon adds none: {what}", site
 
 
-def _words(s: ir.Statement, role: Role, functions: dict[str, Any]) -> Iterator[str]:
-    """Yields the words of a statement that Gluon lacks, or that the form does not take."""
+def _unsuited(s: ir.Statement, role: Role, functions: dict[str, Any]) -> Iterator[str]:
+    """Yields what of a statement the form does not take."""
     from triton.experimental.gluon import language as gluon  # here, because the portable form needs no Gluon
 
     for code in s.codes:
@@ -297,13 +318,13 @@ def _words(s: ir.Statement, role: Role, functions: dict[str, Any]) -> Iterator[s
         for node in ast.walk(tree_of(code)):
             match node:
                 case ast.Attribute(ast.Name("tl"), word) if not hasattr(gluon, word):
-                    if word not in ("dot", "trans") or not code.dots or not multiplies(role):
+                    if word not in ("dot", "trans") or not code.dots or not has_main_loop(role):
                         yield f"uses tl.{word}, which Gluon lacks"
                 case ast.Attribute(_, word) if word in _LACKING:
                     yield f"uses {word}, which needs a layout in Gluon"
                 case ast.Call() if is_reducing(node) and gives_indices(node):
                     yield "asks for the indices of a reduction, which need a layout in Gluon"
-    if isinstance(s, ir.Write) and s.target.home == ALL_RANKS and multiplies(role):
+    if isinstance(s, ir.Write) and s.target.home == ALL_RANKS and has_main_loop(role):
         yield "stores to all ranks; the form takes stores to one"
 
 

@@ -14,7 +14,6 @@ another one, and on an H200 the time of the first look was lost that way.
 """
 
 import triton
-import triton.language as tl
 
 from tilelink.backend.targets import portable
 
@@ -22,22 +21,35 @@ from tilelink.backend.targets import portable
 @triton.constexpr_function
 def polling(bits, scope, lanes, fence, pair=False, ends=True):
     """PTX that waits until the word of `bits` at $1 is at least $2; $3 is the control block. The result is the low half
-    of the word. `lanes`: "one" polls for all; "all" poll, each another word; with "first" one polls for all, and then
-    each acquires its own word at $4. `pair`: two words of 64 bits are added up; the result is the low half of the
-    second. `ends`: threads of a worker meet behind the poll, so one polls for its block, and a wait that gives up ends
-    the worker; else one polls for its warp, and the wait returns when the lane is poisoned."""
-    words = {name: word.value for name, word in vars(portable).items() if isinstance(word, tl.constexpr)}
-    own = {name: f"[$3+{8 * number}]" for name, number in words.items()}
-    poison, progress = 8 * words["POISON"], 8 * words["PROGRESS"]
+    of the word. `scope`: of the release that is waited for. `lanes`: "one" polls for all; "all" poll, each another
+    word; with "first" one polls for all, and then each acquires its own word at $4. `fence`: a fence for the copy
+    engine for tiles follows. `pair`: two words of 64 bits are added up; the result is the low half of the second.
+    `ends`: threads of a worker meet behind the poll, so one polls for its block, and a wait that gives up ends the
+    worker; else one polls for its warp, and the wait returns when the lane is poisoned."""
+    parts = [
+        _registers(bits, lanes, ends), _poll(bits, scope, pair), _look_around(), _how_long(bits), _report(ends),
+        _poison(), _end(bits, scope, lanes, fence, pair, ends),
+    ]  # fmt: skip
+    return "{" + "".join(parts) + "}"
+
+
+@triton.constexpr_function
+def _control(word):
+    """The address of a word of the control block."""
+    return f"[$3+{_offset(word)}]"
+
+
+@triton.constexpr_function
+def _offset(word):
+    return 8 * getattr(portable, word).value
+
+
+@triton.constexpr_function
+def _registers(bits, lanes, ends):
+    """The registers, and which threads poll; the others go on where polls are done."""
     me = "%tid.x" if ends else "%laneid"
     leader = "" if lanes == "all" else f"mov.u32 %n, {me}; setp.ne.u32 %p, %n, 0; @%p bra DONE_${{:uid}};"
-    own_word = "$4" if lanes == "first" else "$1"
-    both = f"ld.relaxed.{scope}.global.s64 %v, [$1+8]; add.s64 %word, %word, %v;"
-    widen, narrow = ("mov.b64", "cvt.s32.s64") if bits == 64 else ("cvt.s64.s32", "mov.b32")
-    reported = "OVER" if ends else "POLL"  # if another wait of this rank has reported, its poison is on its way
-    vote = ["barrier.cta.red.or.pred %p, 0, %over;", "@%p nanosleep.u32 1000000;", "@%p exit;"] if ends else []
-    end_together = "\n        ".join(vote)
-    return f"""{{
+    return f"""
         .reg .pred %p, %over, %late; .reg .b32 %n, %polls; .reg .s{bits} %word;
         .reg .b64 %v, %limit, %why, %what, %due, %seen, %ranks, %rank, %at, %now, %began, %entered;
         mov.u32 %polls, 0;
@@ -45,6 +57,14 @@ def polling(bits, scope, lanes, fence, pair=False, ends=True):
         mov.u64 %entered, 0;
         setp.ne.u32 %over, %polls, 0;
         {leader}
+    """
+
+
+@triton.constexpr_function
+def _poll(bits, scope, pair):
+    """One poll, until the word is large enough; 63 of 64 times it is followed by the next one."""
+    both = f"ld.relaxed.{scope}.global.s64 %v, [$1+8]; add.s64 %word, %word, %v;"
+    return f"""
     POLL_${{:uid}}:
         ld.relaxed.{scope}.global.s{bits} %word, [$1];
         {both if pair else ""}
@@ -57,43 +77,60 @@ def polling(bits, scope, lanes, fence, pair=False, ends=True):
         setp.ge.u32 %late, %polls, 64;
         @%late nanosleep.u32 100;
         @%p bra POLL_${{:uid}};
+    """
 
-        ld.acquire.sys.global.u64 %v, {own["POISON"]};
+
+@triton.constexpr_function
+def _look_around():
+    """Is the lane poisoned? Which rank is the first that has not entered the run? %at then points at its word of
+    progress, as many words behind that of rank 0."""
+    return f"""
+        ld.acquire.sys.global.u64 %v, {_control("POISON")};
         setp.ne.u64 %p, %v, 0;
-        @%p bra TELL_${{:uid}};
+        @%p bra HOST_${{:uid}};
         mov.u64 %now, %globaltimer;
         setp.ne.u32 %p, %polls, 64;
         @%p bra LOOK_${{:uid}};
         mov.u64 %began, %now;
         mov.u64 %entered, %now;
     LOOK_${{:uid}}:
-        ld.global.u64 %ranks, {own["RANKS"]};
-        ld.global.u64 %due, {own["RUN"]};
+        ld.global.u64 %ranks, {_control("RANKS")};
+        ld.global.u64 %due, {_control("RUN")};
         shl.b64 %due, %due, 1;
         add.u64 %due, %due, 1;
         mov.u64 %rank, 0;
         mov.u64 %at, $3;
     NEXT_${{:uid}}:
         setp.ge.u64 %p, %rank, %ranks;
-        @%p bra ALL_${{:uid}};
-        ld.relaxed.sys.global.u64 %seen, [%at+{progress}];
+        @%p bra ENTERED_${{:uid}};
+        ld.relaxed.sys.global.u64 %seen, [%at+{_offset("PROGRESS")}];
         setp.lt.u64 %p, %seen, %due;
         @%p bra ABSENT_${{:uid}};
         add.u64 %rank, %rank, 1;
         add.u64 %at, %at, 8;
         bra NEXT_${{:uid}};
+    """
+
+
+@triton.constexpr_function
+def _how_long(bits):
+    """How long has the wait been (%v), how long may it be (%limit), and what would a report say: the word (%what, in
+    bytes from the control block), what is expected (%due) and observed (%seen), and why it ends (%why)? A limit of 0 is
+    none."""
+    widen = "mov.b64" if bits == 64 else "cvt.s64.s32"
+    return f"""
     ABSENT_${{:uid}}:
         mov.u64 %entered, %now;
         sub.u64 %v, %now, %began;
-        ld.global.u64 %limit, {own["ENTER_NS"]};
-        mov.u64 %why, {words["NEVER_ENTERED"]};
+        ld.global.u64 %limit, {_control("ENTER_NS")};
+        mov.u64 %why, {portable.NEVER_ENTERED.value};
         sub.u64 %what, %at, $3;
-        add.u64 %what, %what, {progress};
+        add.u64 %what, %what, {_offset("PROGRESS")};
         bra LIMIT_${{:uid}};
-    ALL_${{:uid}}:
+    ENTERED_${{:uid}}:
         sub.u64 %v, %now, %entered;
-        ld.global.u64 %limit, {own["STUCK_NS"]};
-        mov.u64 %why, {words["STUCK"]};
+        ld.global.u64 %limit, {_control("STUCK_NS")};
+        mov.u64 %why, {portable.STUCK.value};
         sub.u64 %what, $1, $3;
         {widen} %due, $2;
         add.s{bits} %word, %word, $2;
@@ -103,43 +140,67 @@ def polling(bits, scope, lanes, fence, pair=False, ends=True):
         @%p bra POLL_${{:uid}};
         setp.lt.u64 %p, %v, %limit;
         @%p bra POLL_${{:uid}};
+    """
 
+
+@triton.constexpr_function
+def _report(ends):
+    """The first wait of this rank that gives up reports. If another one has reported, its poison is on its way."""
+    return f"""
         mov.u32 %n, %ctaid.x;
         add.u32 %n, %n, 1;
         cvt.u64.u32 %v, %n;
-        atom.relaxed.sys.global.cas.b64 %limit, {own["WAITER"]}, 0, %v;
+        atom.relaxed.sys.global.cas.b64 %limit, {_control("WAITER")}, 0, %v;
         setp.ne.u64 %p, %limit, 0;
-        @%p bra {reported}_${{:uid}};
-        st.global.u64 {own["WORD"]}, %what;
-        st.global.u64 {own["EXPECTED"]}, %due;
-        st.global.u64 {own["OBSERVED"]}, %seen;
-        st.global.u64 {own["REASON"]}, %why;
-        ld.global.u64 %why, {own["RANK"]};
+        @%p bra {"OVER" if ends else "POLL"}_${{:uid}};
+        st.global.u64 {_control("WORD")}, %what;
+        st.global.u64 {_control("EXPECTED")}, %due;
+        st.global.u64 {_control("OBSERVED")}, %seen;
+        st.global.u64 {_control("REASON")}, %why;
+    """
+
+
+@triton.constexpr_function
+def _poison():
+    """The poison is the first rank of the node that reported, plus 1; all ranks of the node get it. Then the host of
+    this rank is told, if it waits for that."""
+    return f"""
+        ld.global.u64 %why, {_control("RANK")};
         add.u64 %why, %why, 1;
-        ld.global.u64 %at, {own["HEAPS"]};
+        ld.global.u64 %at, {_control("HEAPS")};
         ld.global.s64 %v, [%at];
         setp.lt.s64 %p, %v, 0;
         @%p mov.b64 %v, $3;
-        atom.acq_rel.sys.global.cas.b64 %limit, [%v+{poison}], 0, %why;
+        atom.acq_rel.sys.global.cas.b64 %limit, [%v+{_offset("POISON")}], 0, %why;
         setp.eq.u64 %p, %limit, 0;
         @%p mov.u64 %limit, %why;
         mov.u64 %rank, 0;
     EACH_${{:uid}}:
         setp.ge.u64 %p, %rank, %ranks;
-        @%p bra TELL_${{:uid}};
+        @%p bra HOST_${{:uid}};
         ld.global.s64 %v, [%at];
         setp.ge.s64 %p, %v, 0;
-        @%p st.release.sys.global.u64 [%v+{poison}], %limit;
+        @%p st.release.sys.global.u64 [%v+{_offset("POISON")}], %limit;
         add.u64 %rank, %rank, 1;
         add.u64 %at, %at, 8;
         bra EACH_${{:uid}};
-    TELL_${{:uid}}:
-        ld.global.u64 %at, {own["HOST"]};
+    HOST_${{:uid}}:
+        ld.global.u64 %at, {_control("HOST")};
         setp.eq.u64 %p, %at, 0;
         @%p bra OVER_${{:uid}};
         st.relaxed.sys.global.u64 [%at], 1;
     OVER_${{:uid}}:
         setp.eq.u32 %over, %polls, %polls;
+    """
+
+
+@triton.constexpr_function
+def _end(bits, scope, lanes, fence, pair, ends):
+    """The threads meet; if the wait is over, the worker ends. Otherwise each thread acquires its word."""
+    narrow, own_word = "cvt.s32.s64" if bits == 64 else "mov.b32", "$4" if lanes == "first" else "$1"
+    vote = ["barrier.cta.red.or.pred %p, 0, %over;", "@%p nanosleep.u32 1000000;", "@%p exit;"] if ends else []
+    end_together = "\n        ".join(vote)
+    return f"""
     DONE_${{:uid}}:
         bar.warp.sync 0xffffffff;
         {end_together}
@@ -147,7 +208,7 @@ def polling(bits, scope, lanes, fence, pair=False, ends=True):
         {f"ld.acquire.{scope}.global.s64 %word, [$1+8];" if pair else ""}
         {"fence.proxy.async.global;" if fence else ""}
         {narrow} $0, %word;
-    }}"""
+    """
 
 
 @triton.constexpr_function

@@ -4,22 +4,17 @@ A folded role waits for and copies what a producer's tile stores and notifies. I
 and the copy becomes a store of the block that is still in registers. The block is rounded to the dtype of the buffer
 that it would have gone through, so the bits are the same. The buffer disappears if nobody else waits for it. FLUX
 (arXiv 2406.06858) does so by hand for GEMM-ReduceScatter.
-
-A role with own="stored" is folded for what stays on the rank that made it, and copies what goes to other ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
 from typing import NoReturn
-
-import sympy
 
 from tilelink.errors import ScheduleError
 from tilelink.frontend import ir
-from tilelink.frontend.expressions import RANK, Expr, shown
+from tilelink.frontend.expressions import shown
 from tilelink.frontend.passes.elaborate import Binding, with_role
 from tilelink.frontend.schedule import Epilogue, Schedule, SMs
 from tilelink.frontend.values import TRITON_DTYPES
@@ -34,21 +29,10 @@ def fold(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
         resource = binding.resource(launch)
         if isinstance(resource, Epilogue):
             producer = _producer(launch, resource, binding.schedule, made)
-            program, ways = _ways(program, binding, launch, producer)
-            made[producer.name] = _folded(producer, ways, program)
+            program, folded = in_tiles_of(producer, program, binding, launch)
+            made[producer.name] = _with_epilogue(producer, folded, program)
         else:
             made[launch.function.name] = program.role(launch.function.name)
-    for launch in binding.recording.launches:
-        role = made.get(launch.function.name)
-        if role is None or role.resource.own != "stored":
-            continue
-        producer = _maker(role, made)
-        try:
-            program, ways = _ways(program, binding, launch, producer)
-            made |= {producer.name: _storing_own(producer, ways, program), role.name: _copying_others(role)}
-        except ScheduleError as e:
-            why = f'{role.name} has own="stored", so {producer.name} does in its epilogue what stays on a rank'
-            raise e.because_of(why, binding.schedule.site) from None
     return replace(program, roles=tuple(made.values()))
 
 
@@ -58,38 +42,25 @@ def _producer(launch: Launch, resource: Epilogue, schedule: Schedule, made: Mapp
     of = next((n for n, r in made.items() if r.scheduled == resource.of + member), resource.of)
     if of in made and isinstance(made[of].resource, SMs):
         return made[of]
-    known = ", ".join(made) or "none"
-    why = f"{resource.of} is no role of the program"
-    if resource.of in schedule:
-        folded = isinstance(schedule[resource.of], Epilogue)
-        why = f"{resource.of} is {'in an epilogue itself' if folded else 'launched later'}"
     if of in made:
-        why = f"{resource.of} is on the copy engine"
+        why = "is on the copy engine"
+    elif resource.of in schedule:
+        why = "is in an epilogue itself" if isinstance(schedule[resource.of], Epilogue) else "is launched later"
+    else:
+        why = "is no role of the program"
     raise ScheduleError(
-        f"{launch.scheduled}={resource}: {why}; a role is folded into one on SMs that is launched before it: {known}",
+        f"{launch.scheduled}={resource}: {resource.of} {why}; a role is folded into one on SMs that is launched before "
+        f"it: {', '.join(made) or 'none'}",
         schedule.site,
     )
 
 
-def _maker(role: ir.Role, made: Mapping[str, ir.Role]) -> ir.Role:
-    """The role on SMs that makes what a role waits for. Raises ScheduleError."""
-    awaited, earlier = {v.tensor for v in role.awaited}, takewhile(lambda r: r is not role, made.values())
-    makers = [r for r in earlier if isinstance(r.resource, SMs) and awaited & {v.tensor for v in r.notified}]
-    if len(makers) != 1:
-        makes = f"{' and '.join(r.name for r in makers)} make" if makers else "no earlier role on SMs makes"
-        raise ScheduleError(
-            f'{role.name} has own="stored", and {makes} what it waits for; one role has to make it, and then stores '
-            'what stays on its rank. Leave out own="stored"',
-            role.site,
-        )
-    return makers[0]
-
-
-def _ways(
-    program: ir.TileProgram, binding: Binding, launch: Launch, producer: ir.Role
-) -> tuple[ir.TileProgram, list[ir.Role]]:
-    """The program with the functions that the launch calls, and the launch as roles in the producer's tiles, one for
-    each choice of the executing rank."""
+def in_tiles_of(
+    producer: ir.Role, program: ir.TileProgram, binding: Binding, launch: Launch
+) -> tuple[ir.TileProgram, ir.Role]:
+    """The program with the functions that a launch calls, and the launch as a role in the tiles of a producer, which
+    can be folded into it: it waits for what the producer's tile notifies, on the rank that notifies. Raises
+    ScheduleError."""
     space, theirs = launch.space, [r.dim for r in producer.walk.ranges]
     if list(space.dims) != theirs or isinstance(space.routed, RouteWord):
         raise ScheduleError(
@@ -99,93 +70,40 @@ def _ways(
         )
     taken = binding.launch(producer.name).function.mentioned
     executors: list[str | None] = list(rank_axes(space, frozenset(program.cut)))
-    ways = []
+    found = []
     for at in executors or [None]:
         try:
-            program, way = with_role(program, binding, launch, replace(producer.resource, at=at), taken)
+            program, role = with_role(program, binding, launch, replace(producer.resource, at=at), taken)
         except ScheduleError as e:
             raise e.because_of(f"its tiles and their order are those of {producer.name}", producer.site) from None
-        ways.append(way)
-    return program, ways
+        found.append(role)
+    alike = [role for role in found if role.walk == producer.walk]
+    if not alike:
+        name, ours = found[0].name, _space(producer)
+        raise ScheduleError(
+            f"{name} can't be folded into {producer.name}: it runs over {_space(found[0])}, {producer.name} over "
+            f"{ours}; a folded role has the same tiles on the same rank, so its space has the same dimensions, and one "
+            "rank axis for whoever makes the tile",
+            found[0].site,
+        )
+    folded = next((role for role in alike if set(role.awaited) <= set(_notified(producer))), alike[0])
+    _check(producer, folded, [r for r in program.roles if r.name not in (producer.name, *producer.folded, folded.name)])
+    return program, folded
 
 
-def _folded(producer: ir.Role, ways: Sequence[ir.Role], program: ir.TileProgram) -> ir.Role:
-    """The producer with a role in its epilogue, in one of `ways`. Raises ScheduleError."""
-    folded = _way(producer, ways, program)
+def _with_epilogue(producer: ir.Role, folded: ir.Role, program: ir.TileProgram) -> ir.Role:
+    """The producer with a role in its epilogue."""
     body: list[ir.Statement] = []
     missing = set(folded.awaited)
-    for s in _keeping(producer, folded, program):
+    for s in keeping(producer, folded, program):
         body.append(s)
         if isinstance(s, ir.Notify) and missing:
             missing -= set(s.views)
-            body += () if missing else _from_registers(folded.body)
+            body += () if missing else from_registers(folded.body)
     return replace(producer, body=tuple(body), folded=(*producer.folded, folded.name))
 
 
-def _storing_own(producer: ir.Role, ways: Sequence[ir.Role], program: ir.TileProgram) -> ir.Role:
-    """The producer with what a role, in one of `ways`, would copy from a rank to itself stored to its place instead.
-    Raises ScheduleError."""
-    folded = _way(producer, ways, program)
-    stays = sympy.Eq(_receiver(folded), RANK)
-    body: list[ir.Statement] = []
-    stores: list[ir.Statement] = []
-    missing = set(folded.awaited)
-    for s in _keeping(producer, folded, program):
-        match s:
-            case ir.Store() if s.target in folded.awaited:
-                stores.append(s)
-            case ir.Notify() if missing & set(s.views):
-                missing -= set(s.views)
-                kept = tuple(v for v in s.views if v not in folded.awaited)
-                body += [replace(s, views=kept)] if kept else []
-                stores.append(replace(s, views=tuple(v for v in s.views if v in folded.awaited)))
-                site = replace(s.site, text="")
-                body += () if missing else [ir.If(site, stays, _from_registers(folded.body), tuple(stores))]
-            case _:
-                body.append(s)
-    return replace(producer, body=tuple(body))
-
-
-def _copying_others(role: ir.Role) -> ir.Role:
-    """The role without what it copies from a rank to itself."""
-    (maker,) = {v.home for v in role.awaited}
-    goes = sympy.Ne(_receiver(role), maker)
-    return replace(role, body=(ir.If(replace(role.body[0].site, text=""), goes, role.body, ()),))
-
-
-def _receiver(role: ir.Role) -> Expr:
-    """The rank to whose memory a tile of a role copies. Raises ScheduleError if this is not one rank."""
-    homes = {s.target.home for s in ir.every(ir.Copy, role.body)}
-    homes |= {v.home for v in role.notified}
-    home = next(iter(homes), None)
-    if len(homes) != 1 or not isinstance(home, Expr):
-        raise ScheduleError(
-            f'{role.name} has own="stored", and a tile of it does not copy to exactly one rank, so nobody knows what '
-            'stays on the rank that made it. Leave out own="stored"',
-            role.site,
-        )
-    return home
-
-
-def _way(producer: ir.Role, ways: Sequence[ir.Role], program: ir.TileProgram) -> ir.Role:
-    """The role to be folded into a producer. `ways`: that role in the producer's tiles, once for each choice of the
-    executing rank. The function takes the way that waits for what the producer's tile notifies, on the rank that
-    notifies. Raises ScheduleError."""
-    alike = [way for way in ways if way.walk == producer.walk]
-    if not alike:
-        name, theirs, ours = ways[0].name, _space(ways[0]), _space(producer)
-        raise ScheduleError(
-            f"{name} can't be folded into {producer.name}: it runs over {theirs}, {producer.name} over {ours}; a "
-            "folded role has the same tiles on the same rank, so its space has the same dimensions, and one rank axis "
-            "for whoever makes the tile",
-            ways[0].site,
-        )
-    folded = next((way for way in alike if set(way.awaited) <= set(_notified(producer))), alike[0])
-    _check(producer, folded, [r for r in program.roles if r.name not in (producer.name, *producer.folded, folded.name)])
-    return folded
-
-
-def _keeping(producer: ir.Role, folded: ir.Role, program: ir.TileProgram) -> Iterator[ir.Statement]:
+def keeping(producer: ir.Role, folded: ir.Role, program: ir.TileProgram) -> Iterator[ir.Statement]:
     """Yields the statements of a producer. Blocks that `folded` waits for are kept in registers, as they are stored."""
     dtypes = {t.name: TRITON_DTYPES[t.dtype] for t in program.tensors}
     for s in producer.body:
@@ -235,7 +153,7 @@ def _check(producer: ir.Role, folded: ir.Role, others: Sequence[ir.Role]) -> Non
             fail(copy, f"it copies {copy.source}, a part of what it waits for; the whole block is in registers")
 
 
-def _from_registers(body: ir.Body) -> ir.Body:
+def from_registers(body: ir.Body) -> ir.Body:
     """A folded role's statements without its waits, and with stores in place of copies from the kept block."""
 
     def change(s: ir.Statement) -> ir.Body:

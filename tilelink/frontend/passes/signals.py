@@ -194,6 +194,7 @@ def _inside_piece(rows: ir.Range | Expr, pieces: str) -> bool:
 
 
 def _extent(view: ir.View, k: int) -> int | None:
+    """Elements of a view along a dimension: 1 for an entry, None for a whole range."""
     i = view.index[k]
     return i.extent if isinstance(i, ir.Range) else 1
 
@@ -215,10 +216,10 @@ def _notifier(use: _Use, grid: tuple[ir.Cell, ...], by_home: bool, waiters: symp
     repeats = sympy.sympify(sympy.prod([ceil_div(symbol(r.dim), r.extent) for r in _repeated(use)]))
     sums = {own_names[v]: b for v, b in variables.items() if v in own_names}
     bounds = {s for b in sums.values() for e in b for s in e.free_symbols}
-    strange = (condition.free_symbols | times.free_symbols) - _place_names(grid) - set(own_names)
-    strange |= bounds - {WORLD, PER_NODE}
-    if strange:
-        names = ", ".join(sorted(shown(s.name) for s in strange))
+    unknown = (condition.free_symbols | times.free_symbols) - _place_names(grid) - set(own_names)
+    unknown |= bounds - {WORLD, PER_NODE}
+    if unknown:
+        names = ", ".join(sorted(shown(s.name) for s in unknown))
         where = f" (where {to_text(condition)})" if condition != sympy.true else ""
         raise SignalCountError(
             f"notify of {use.view} depends on {names}{where}, so how often its signal comes in a run is not the same "
@@ -300,7 +301,8 @@ def _solve(equations: Equations, variables: Bounds, condition: sympy.Basic) -> t
         if e in variables:
             found = {e: target}
             start, stop = variables.pop(e)
-            if (start, stop) != (0, WORLD) and not str(target).startswith(f"{EXPERT}."):
+            is_expert = str(target).startswith(f"{EXPERT}.")  # all ranks have as many, so all values are taken
+            if (start, stop) != (0, WORLD) and not is_expert:
                 condition = sympy.And(condition, start <= target, target < stop)
             variables = {v: (a.xreplace(found), b.xreplace(found)) for v, (a, b) in variables.items()}
             left = [(a.xreplace(found), t) for a, t in left]

@@ -1,0 +1,106 @@
+"""Takes what stays on a rank out of roles with own="stored": a rewriting of the tile program.
+
+Such a role brings what an earlier role makes to the ranks that need it. The earlier role stores what stays on its rank
+where the copy would go, as in an epilogue (`fold.py`); the role copies only what goes to other ranks:
+
+    partial[t].store(acc)                      if home == rank:
+    notify(partial[t])                             inbox[rank, t].at(home).store(acc), and its notification
+                                    becomes    else:
+                                                   partial[t].store(acc), and its notification
+    mine = wait(partial[t])
+    copy mine -> inbox[rank, t].at(home)       if home != rank: the same as before
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import sympy
+
+from tilelink.errors import ScheduleError, Site
+from tilelink.frontend import ir
+from tilelink.frontend.expressions import RANK, Expr
+from tilelink.frontend.passes.elaborate import Binding
+from tilelink.frontend.passes.fold import from_registers, in_tiles_of, keeping
+from tilelink.frontend.schedule import SMs
+
+CURE = 'Leave out own="stored"'
+
+
+def store_own(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
+    """The program with what stays on a rank stored by the roles that make it. Raises ScheduleError."""
+    for role in (r for r in program.roles if r.resource.own == "stored"):
+        producer = _maker(role, program)
+        try:
+            program, folded = in_tiles_of(producer, program, binding, binding.launch(role.name))
+        except ScheduleError as e:
+            why = f'{role.name} has own="stored", so {producer.name} does in its epilogue what stays on a rank'
+            raise e.because_of(why, binding.schedule.site) from None
+        made = {producer.name: _storing_own(producer, folded, program), role.name: _copying_others(role)}
+        program = replace(program, roles=tuple(made.get(r.name, r) for r in program.roles))
+    return program
+
+
+def _maker(role: ir.Role, program: ir.TileProgram) -> ir.Role:
+    """The role on SMs that makes what a role waits for. Raises ScheduleError."""
+    awaited, earlier = {v.tensor for v in role.awaited}, program.roles[: program.roles.index(role)]
+    makers = [r for r in earlier if isinstance(r.resource, SMs) and awaited & {v.tensor for v in r.notified}]
+    if len(makers) != 1:
+        makes = f"{' and '.join(r.name for r in makers)} make" if makers else "no earlier role on SMs makes"
+        raise ScheduleError(
+            f'{role.name} has own="stored", and {makes} what it waits for; one role has to make it, and then stores '
+            f"what stays on its rank. {CURE}",
+            role.site,
+        )
+    return makers[0]
+
+
+def _storing_own(producer: ir.Role, folded: ir.Role, program: ir.TileProgram) -> ir.Role:
+    """The producer with what `folded` would copy from a rank to itself stored to its place instead."""
+    stays = sympy.Eq(_receiver(folded), RANK)
+    body: list[ir.Statement] = []
+    stores: list[ir.Statement] = []
+    missing = set(folded.awaited)
+    for s in keeping(producer, folded, program):
+        match s:
+            case ir.Store() if s.target in folded.awaited:
+                stores.append(s)
+            case ir.Notify() if missing & set(s.views):
+                missing -= set(s.views)
+                kept = tuple(v for v in s.views if v not in folded.awaited)
+                body += [replace(s, views=kept)] if kept else []
+                stores.append(replace(s, views=tuple(v for v in s.views if v in folded.awaited)))
+                own = from_registers(folded.body)
+                body += () if missing else [ir.If(_of_no_line(s), stays, own, tuple(stores))]
+            case _:
+                body.append(s)
+    return replace(producer, body=tuple(body))
+
+
+def _copying_others(role: ir.Role) -> ir.Role:
+    """The role without what it copies from a rank to itself. Raises ScheduleError."""
+    goes = sympy.Ne(_receiver(role), _one(role, {v.home for v in role.awaited}, "waits for memory of"))
+    return replace(role, body=(ir.If(_of_no_line(role.body[0]), goes, role.body, ()),))
+
+
+def _receiver(role: ir.Role) -> Expr:
+    """The rank to whose memory a tile of a role copies. Raises ScheduleError if this is not one rank."""
+    copied = {s.target.home for s in ir.every(ir.Copy, role.body)}
+    return _one(role, copied | {v.home for v in role.notified}, "copies to")
+
+
+def _one(role: ir.Role, homes: Iterable[Expr | str | None], what: str) -> Expr:
+    home, *others = homes or [None]
+    if others or not isinstance(home, Expr):
+        raise ScheduleError(
+            f'{role.name} has own="stored", and a tile of it {what} several ranks, or all of them; with one rank it '
+            f"would be clear what stays on the rank that made it. {CURE}",
+            role.site,
+        )
+    return home
+
+
+def _of_no_line(s: ir.Statement) -> Site:
+    """The place of a branch that no line of the user's stands for."""
+    return replace(s.site, text="")
