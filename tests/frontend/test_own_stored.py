@@ -41,7 +41,7 @@ WRONG = [
         "computes",
         {SEND: "    block = mine.load()  # <-\n    tk.notify(inbox[t.source, t].store(block))"},
         "it computes; a role in an epilogue only copies what make made",
-        'send has own="stored", so make does in its epilogue what stays on a rank: ',
+        'send has own="stored", so make would do that for what stays on a rank. Leave out own="stored": ',
     ),
     case(
         "other tiles",
@@ -54,7 +54,52 @@ WRONG = [
             SEND: SEND.replace("inbox[t.source, t]", "inbox[t.source, t].at(tk.ranks)"), LAUNCH: f"{LAUNCH}  # <-",
             'inbox = tk.sharded(tk.ranks, "M", "K", axis=1)': 'inbox = tk.local(tk.ranks, "M", "K")',
         },
-        'send has own="stored", and a tile of it copies to several ranks, or all of them',
+        'send has own="stored", and a tile of it copies to several ranks, or to all, so no part of it stays',
+    ),
+    case(
+        "several roles make it",
+        {
+            LAUNCH: f'    make.named("more")[tk.tiles(partial)](x, partial)\n{LAUNCH}  # <-',
+            "add=tk": "more=tk.SMs(tile=(16, 16)), add=tk",
+        },
+        'send has own="stored", and make and more make what it waits for; it is for a role that copies what one such',
+    ),
+    case(
+        "others need it",
+        {
+            LAUNCH: f'{LAUNCH}  # <-\n    send.named("again")[tk.tiles(out, source=tk.ranks)](x, partial, twice)',
+            "    make[tk.tiles": '    twice = tk.sharded(tk.ranks, "M", "K", axis=1)\n    make[tk.tiles',
+            "add=tk": "again=tk.SMs(tile=(16, 16), at='source', own='stored'), add=tk",
+        },
+        'send has own="stored", and again needs partial, too, which would lack what stays on a rank',
+    ),
+    case(
+        "an output",
+        {
+            'out: tk.Sharded("M", "K")': 'out: tk.Sharded("M", "K"), partial: tk.Local("M", "K")',
+            '    partial = tk.local("M", "K")\n': "", LAUNCH: f"{LAUNCH}  # <-",
+        },
+        'send has own="stored", and partial is an output, all of which has to be written',
+    ),
+    Case(
+        "waits for what its own rank makes",
+        ScheduleError,
+        stored({WAIT: f"{WAIT.replace('.at(t.source)', '')}  # <-"}, STORED.replace("source", "home")),
+        (
+            "it waits for partial[M[M_lo:+16], K[K_lo:+16]], memory of rank, and source is the rank that makes it: "
+            "write .at(t.source)",
+        ),
+    ),
+    case(
+        "nothing leaves its rank",
+        {
+            LAUNCH: "    send[tk.tiles(partial)](x, partial, inbox)  # <-",
+            WAIT: "    mine = tk.wait(partial[t])", SEND: SEND.replace("inbox[t.source, t]", "inbox[0, t]"),
+            'inbox = tk.sharded(tk.ranks, "M", "K", axis=1)': 'inbox = tk.local(tk.ranks, "M", "K")',
+            ', at="source"': "", 'out: tk.Sharded("M", "K")': 'out: tk.Local("M", "K")',
+            "    for source in tk.ranks():": "    for source in range(1):",
+        },
+        "all that it copies stays on its rank; tk.Epilogue('make') stores all of that",
     ),
     case(
         "tiles across parts",

@@ -336,6 +336,38 @@ def places_of_readers_alone(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
     sum_of_all[tk.tiles(out)](inbox, out)
 
 
+# ---- halves of a tensor
+
+
+@tk.tile
+def own_rows(t, x, out):
+    if t.home == tk.rank():
+        tk.copy(x[t.M, :], out[t.M, :])
+
+
+@tk.tile
+def columns_of_others(t, x, out):
+    if t.home != tk.rank():
+        tk.copy(x[:, t.N], out[:, t.N])
+
+
+@tk.tile
+def hand_out(t, x, out):
+    tk.copy(x[t], out[t])
+
+
+@tk.program
+def halves_of_two_dimensions(
+    x: tk.Local("M", "N"), a: tk.Sharded("M", "K"), b: tk.Sharded("N", "K"), out: tk.Local("M", "N"),
+    of_a: tk.Sharded("M", "K"), of_b: tk.Sharded("N", "K"),
+):  # fmt: skip
+    """Each tensor is cut along another dimension, so the halves are no halves of one whole."""
+    own_rows[tk.tiles(out.M)](x, out)
+    columns_of_others[tk.tiles(out.N)](x, out)
+    hand_out.named("pass_a")[tk.tiles(a)](a, of_a)
+    hand_out.named("pass_b")[tk.tiles(b)](b, of_b)
+
+
 # ---- views of views that leave a part
 
 

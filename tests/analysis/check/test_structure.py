@@ -25,6 +25,7 @@ from tests.programs.alone import (
     second_of_a_row_writes,
 )
 from tests.programs.unsafe import (
+    halves_of_two_dimensions,
     members_on_two_resources,
     notifies_twice,
     output_of_a_reader,
@@ -59,7 +60,7 @@ def test_programs_are_safe_at_random_sizes(run: Run) -> None:
 # ---- what the structure does not show, one program for each of its rules
 
 
-SMALL = tk.SMs(2, tile=(16, 16))
+SMALL, BY_ROWS = tk.SMs(2, tile=(16, 16)), tk.SMs(2, tile=(16,))
 HOME, READER = (tk.SMs(2, tile=(16, 16), at=at) for at in ("home", "reader"))
 OUTSIDE = [
     (notifies_twice, {"tell_twice": HOME, "take": SMALL}, "full is notified elsewhere than after the write", {}),
@@ -85,6 +86,12 @@ OUTSIDE = [
         {"gather": HOME, "wait_for_next_part": SMALL},
         "may be in the part of a rank outside the world",
         {},
+    ),
+    (
+        halves_of_two_dimensions,
+        {"own_rows": BY_ROWS, "columns_of_others": BY_ROWS, "pass_a": SMALL, "pass_b": SMALL},
+        "out is written by 2 statements",
+        {1: "safe"},
     ),
     (range_of_another_part, {"from_next_part": SMALL}, "may lie outside x along M", {1: "safe"}),
     (

@@ -124,8 +124,8 @@ def _written_once(tensor: ir.Tensor, found: list[RolePlace], awaited: bool) -> s
     if tensor.buffers:
         return f"entries of {name} take turns in {tensor.buffers} buffers"
     writers = [(p, p.target) for p in found if p.target and p.target.tensor == name]
-    halves = {_stays(view, tensor, p) for p, view in writers}
-    if len(writers) != 1 and (len(writers) != 2 or halves != {True, False}):
+    halves = [_half(view, tensor, p) for p, view in writers]
+    if len(writers) != 1 and (len(writers) != 2 or None in halves or _other_half(halves[0]) != halves[1]):
         lines = ", ".join(str(p.statement.site) for p, _ in writers) or "no line"
         return f"{name} is written by {len(writers)} statements ({lines})"
     told = [p for p in found if isinstance(p.statement, ir.Notify) for v in p.statement.views if v.tensor == name]
@@ -144,25 +144,33 @@ def _written_once(tensor: ir.Tensor, found: list[RolePlace], awaited: bool) -> s
             return f"{name} is notified elsewhere than after the write, or in several places ({lines})"
     for p in found if half and len(halves) == 1 else ():
         for touched in (v for v in p.statement.touched if v.tensor == name):
-            if _stays(touched, tensor, p) not in halves:
+            if _half(touched, tensor, p) != halves[0]:
                 return f"{touched} may be a part of {name} that nobody writes ({p.statement.site})"
     return ""
 
 
-def _stays(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> bool | None:
-    """Whether a condition lets tiles reach a place only for what stays on the rank that made it: True. Or only for the
-    rest: False. None if no condition says that. In a tensor with an entry for each maker, this is the maker's own
-    entry in its own memory; in a tensor that each rank has, the rank's own part."""
+Half = tuple[str, bool]
+
+
+def _half(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> Half | None:
+    """Which half of a tensor a condition lets tiles reach at a place, by a dimension: what stays on the rank that made
+    it (True), or the rest (False). None if no condition says that. In a tensor with an entry for each maker, what stays
+    is the maker's own entry in its own memory; in a tensor that each rank has, it is the rank's own part."""
     index = list(zip(tensor.dims, view.index, strict=True))
-    makers = [i for dim, i in index if dim == ir.RANKS_DIM and isinstance(i, Expr)]
+    makers = [(dim, i) for dim, i in index if dim == ir.RANKS_DIM and isinstance(i, Expr)]
     if tensor.sharded is None:
-        makers = [i.part for _, i in index if isinstance(i, ir.Range) and i.part is not None]
+        makers = [(dim, i.part) for dim, i in index if isinstance(i, ir.Range) and i.part is not None]
     if len(makers) != 1 or len(place.conditions) != 1:
         return None
+    ((along, maker),) = makers
     match place.conditions[0]:
-        case sympy.Eq() | sympy.Ne() as said if {*said.args} == {makers[0], view.home}:
-            return isinstance(said, sympy.Eq)
+        case sympy.Eq() | sympy.Ne() as said if {*said.args} == {maker, view.home}:
+            return along, isinstance(said, sympy.Eq)
     return None
+
+
+def _other_half(half: Half | None) -> Half | None:
+    return half and (half[0], not half[1])
 
 
 def _only_first(place: RolePlace) -> list[ir.Range] | None:

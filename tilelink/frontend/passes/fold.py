@@ -63,11 +63,10 @@ def in_tiles_of(
     ScheduleError."""
     space, theirs = launch.space, [r.dim for r in producer.walk.ranges]
     if list(space.dims) != theirs or isinstance(space.routed, RouteWord):
-        raise ScheduleError(
-            f"{launch.function.name} can't be folded into {producer.name}: it runs over {', '.join(space.dims)}, "
-            f"{producer.name} over {', '.join(theirs)}",
-            launch.site,
-        )
+        runs = f"over {', '.join(space.dims)}, {producer.name} over {', '.join(theirs)}"
+        if isinstance(space.routed, RouteWord):
+            runs = f"over the rows of a route, and its tiles are not those of {producer.name}"
+        raise ScheduleError(f"{launch.function.name} can't be folded into {producer.name}: it runs {runs}", launch.site)
     taken = binding.launch(producer.name).function.mentioned
     executors: list[str | None] = list(rank_axes(space, frozenset(program.cut)))
     found = []

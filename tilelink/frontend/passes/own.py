@@ -13,14 +13,13 @@ where the copy would go, as in an epilogue (`fold.py`); the role copies only wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import sympy
 
 from tilelink.errors import ScheduleError, Site
 from tilelink.frontend import ir
-from tilelink.frontend.expressions import RANK, Expr
+from tilelink.frontend.expressions import RANK, Expr, axis
 from tilelink.frontend.passes.elaborate import Binding
 from tilelink.frontend.passes.fold import from_registers, in_tiles_of, keeping
 from tilelink.frontend.schedule import SMs
@@ -35,11 +34,16 @@ def store_own(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
         try:
             program, folded = in_tiles_of(producer, program, binding, binding.launch(role.name))
         except ScheduleError as e:
-            why = f'{role.name} has own="stored", so {producer.name} does in its epilogue what stays on a rank'
-            raise e.because_of(why, binding.schedule.site) from None
+            why = f'{role.name} has own="stored", so {producer.name} would do that for what stays on a rank'
+            raise e.because_of(f"{why}. {CURE}", binding.schedule.site) from None
+        _check(role, producer, folded, program)
         made = {producer.name: _storing_own(producer, folded, program), role.name: _copying_others(role)}
         program = replace(program, roles=tuple(made.get(r.name, r) for r in program.roles))
     return program
+
+
+def _refused(role: ir.Role, why: str, site: Site | None = None) -> ScheduleError:
+    return ScheduleError(f'{role.name} has own="stored", and {why}. {CURE}', site or role.site)
 
 
 def _maker(role: ir.Role, program: ir.TileProgram) -> ir.Role:
@@ -48,12 +52,28 @@ def _maker(role: ir.Role, program: ir.TileProgram) -> ir.Role:
     makers = [r for r in earlier if isinstance(r.resource, SMs) and awaited & {v.tensor for v in r.notified}]
     if len(makers) != 1:
         makes = f"{' and '.join(r.name for r in makers)} make" if makers else "no earlier role on SMs makes"
-        raise ScheduleError(
-            f'{role.name} has own="stored", and {makes} what it waits for; one role has to make it, and then stores '
-            f"what stays on its rank. {CURE}",
-            role.site,
-        )
+        raise _refused(role, f"{makes} what it waits for; it is for a role that copies what one such role makes")
     return makers[0]
+
+
+def _check(role: ir.Role, producer: ir.Role, folded: ir.Role, program: ir.TileProgram) -> None:
+    """Raises ScheduleError if what stays on a rank is not the role's alone, or if the role as it is scheduled does not
+    copy from the rank that makes it."""
+    for view in folded.awaited:
+        kind = program.tensor(view.tensor).kind
+        if kind != "buffer":
+            raise _refused(role, f"{view.tensor} is an {kind}, all of which has to be written")
+        for other in (r for r in program.roles if r.name not in (role.name, producer.name)):
+            if view.tensor in {v.tensor for v in other.touched}:
+                raise _refused(role, f"{other.name} needs {view.tensor}, too, which would lack what stays on a rank")
+    maker = folded.resource.at
+    if maker is None:
+        raise _refused(role, f"all that it copies stays on its rank; tk.Epilogue({producer.name!r}) stores all of that")
+    home = axis(maker) if axis(maker).name in dict(role.walk.axes) else RANK
+    for wait in ir.every(ir.Wait, role.body):
+        if wrong := next((v for v in wait.views if v.home != home), None):
+            of = f"memory of {wrong.home_text}, and {maker} is the rank that makes it"
+            raise _refused(role, f"it waits for {wrong}, {of}: write .at(t.{maker})", wait.site)
 
 
 def _storing_own(producer: ir.Role, folded: ir.Role, program: ir.TileProgram) -> ir.Role:
@@ -80,24 +100,16 @@ def _storing_own(producer: ir.Role, folded: ir.Role, program: ir.TileProgram) ->
 
 def _copying_others(role: ir.Role) -> ir.Role:
     """The role without what it copies from a rank to itself. Raises ScheduleError."""
-    goes = sympy.Ne(_receiver(role), _one(role, {v.home for v in role.awaited}, "waits for memory of"))
+    (maker,) = {v.home for v in role.awaited}
+    goes = sympy.Ne(_receiver(role), maker)
     return replace(role, body=(ir.If(_of_no_line(role.body[0]), goes, role.body, ()),))
 
 
 def _receiver(role: ir.Role) -> Expr:
     """The rank to whose memory a tile of a role copies. Raises ScheduleError if this is not one rank."""
-    copied = {s.target.home for s in ir.every(ir.Copy, role.body)}
-    return _one(role, copied | {v.home for v in role.notified}, "copies to")
-
-
-def _one(role: ir.Role, homes: Iterable[Expr | str | None], what: str) -> Expr:
-    home, *others = homes or [None]
+    home, *others = {s.target.home for s in ir.every(ir.Copy, role.body)} | {v.home for v in role.notified}
     if others or not isinstance(home, Expr):
-        raise ScheduleError(
-            f'{role.name} has own="stored", and a tile of it {what} several ranks, or all of them; with one rank it '
-            f"would be clear what stays on the rank that made it. {CURE}",
-            role.site,
-        )
+        raise _refused(role, "a tile of it copies to several ranks, or to all, so no part of it stays on one rank")
     return home
 
 
