@@ -18,7 +18,7 @@ from sympy.logic.boolalg import BooleanAtom
 
 from tilelink.backend.bulk import bulk_writes, fenced, reads_peers, unsettled
 from tilelink.backend.cache import store
-from tilelink.backend.gluon.takes import has_main_loop
+from tilelink.backend.gluon.takes import has_main_loop, keeps_rows
 from tilelink.backend.lower import Lowered
 from tilelink.backend.parameters import WAIT_ALL, WAIT_SOME
 from tilelink.backend.pipelining import enters
@@ -157,12 +157,14 @@ def _settled(role: Role, lowered: Lowered) -> int:
 
 def guarded_reads(lowered: Lowered) -> Iterator[View]:
     """The reads that need an acquired word first: of a wait, of a peer's entry, or of a wait for pieces that covers
-    their step."""
+    their step. Reads of rows that warps keep behind a product need none: other warps have acquired it
+    (`gates_warps.py`)."""
     program = lowered.program
     for role in program.in_kernel:
         pieces = in_pieces(role, program, lowered.facts, lowered.target)
         stepped = {id(s) for s in walk(pieces.body)} if pieces else set()
-        for s in walk(role.body):
+        behind = lowered.target.specialised and has_main_loop(role)
+        for s in walk(tuple(s for s in role.body if not (behind and keeps_rows(s, program)))):
             for view in s.read:
                 if view.guard or (view.tensor in program.published and view.remote) or id(s) in stepped:
                     yield view

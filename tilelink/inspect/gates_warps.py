@@ -1,10 +1,11 @@
 """Gates of the specialised form: what warps that run separate code hand each other, in the order of TTGIR.
 
 The rules for a stage of the ring: warps wait for it before they load blocks into it or multiply it; it expects exactly
-the bytes that come; it is given back when its product is done. For a sum in tensor memory: warps wait for it before
-they add products into it or read it; it is handed over behind the last product, and given back behind a barrier of the
-warps that read it. For a tile: it is handed over behind a barrier of the warps that store it or lay it out; the warps
-that tell it or send it wait for that. And other warps arrive at every barrier that warps wait for.
+the bytes that come; it is given back when its product is done. Warps that multiply read rows themselves only behind the
+product. For a sum in tensor memory: warps wait for it before they add products into it or read it; it is handed over
+behind the last product, and given back behind a barrier of the warps that read it. For a tile: it is handed over behind
+a barrier of the warps that store it or lay it out; the warps that tell it or send it wait for that. And other warps
+arrive at every barrier that warps wait for.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ COPY, EXPECT, WAIT, ARRIVE = (
 )
 DOT, DONE = "ttng.warp_group_dot", "ttng.warp_group_dot_wait"
 """Operations on sums in registers."""
+READ_BY_THREADS, ROWS = "tt.load", r"tensor<.*tt\.ptr<b?f16>"
+"""A load by threads; and the type of the addresses of rows, which are of a dtype that is multiplied."""
 PRODUCT, COMMIT, READ = "ttng.tc_gen5_mma", "ttng.tc_gen5_commit", "ttng.tmem_load"
 """Operations on sums in tensor memory."""
 LAID, FENCE, SENT = "ttg.local_store", "ttng.fence_async_shared", "ttng.async_tma_copy_local_to_global"
@@ -34,6 +37,7 @@ def handed_wrongly(kernel: Kernel) -> Iterator[str]:
     for o in kernel.named("ttg.warp_specialize"):
         for region in o.regions:
             yield from _blocks(region)
+            yield from _rows(region)
             yield from _tiles(region, o.regions)
         yield from _sums(kernel, o)
         yield from _alone(kernel, o)
@@ -55,6 +59,16 @@ def _blocks(partition: Region) -> Iterator[str]:
                 yield "a stage is multiplied that nobody waited for"
             if not _gives_back(region.operations[dot:]):
                 yield "a stage is not given back when its product is done"
+
+
+def _rows(partition: Region) -> Iterator[str]:
+    """Yields a fault for blocks that warps which multiply read by themselves before the product of their tile: until
+    then nobody has told them that the rows are here."""
+    order = list(_operations(partition))
+    names = [o.name for o in order]
+    before = order[: names.index(DOT)] if DOT in names else []
+    if any(o.name == READ_BY_THREADS and re.search(ROWS, o.text) for o in before):
+        yield "rows are read before the product of their tile, when nobody knows that they are here"
 
 
 def _gives_back(behind: list[Operation]) -> bool:

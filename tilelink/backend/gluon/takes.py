@@ -96,8 +96,21 @@ def taken(program: TileProgram, facts: Facts, target: Target) -> TileProgram:
         raise FormError(f"{program.name} has no specialised form: {why}", site)
     for role in multiplying:
         product_of(role, program, facts, target)
-    roles = (replace(r, body=ir.rewritten(r.body, _now)) for r in program.roles)
+    roles = (replace(r, body=ir.rewritten(_keeping_last(r, program), _now)) for r in program.roles)
     return replace(program, roles=tuple(r if _in_bulk(r, program, facts) else by_threads(r) for r in roles))
+
+
+def _keeping_last(role: Role, program: TileProgram) -> ir.Body:
+    """The statements of a role, with those that keep rows at the end: other warps wait for the rows, and the warps that
+    multiply know that they are here when the product is made."""
+    return tuple(sorted(role.body, key=lambda s: has_main_loop(role) and keeps_rows(s, program)))
+
+
+def keeps_rows(s: ir.Statement, program: TileProgram) -> bool:
+    """Whether a loop or branch only copies to results, which nobody waits for."""
+    inside = [i for i in ir.walk((s,)) if not isinstance(i, ir.For | ir.If)]
+    copies = [i for i in inside if isinstance(i, ir.Copy) and i.where is None]
+    return copies == inside != [] and all(program.tensor(i.target.tensor).kind == "output" for i in copies)
 
 
 def _in_bulk(role: Role, program: TileProgram, facts: Facts) -> bool:
@@ -129,8 +142,9 @@ def product_of(role: Role, program: TileProgram, facts: Facts, target: Target) -
     def fail(why: str, s: ir.Statement | None = None) -> FormError:
         return FormError(f"{program.name} has no specialised form: {role.name} {why}", s.site if s else role.site)
 
-    places = [k for k, s in enumerate(role.body) if any(isinstance(i, ir.For) for i in ir.walk((s,)))]
-    whole = role.body[places[0]]
+    body = tuple(s for s in role.body if not keeps_rows(s, program))
+    places = [k for k, s in enumerate(body) if any(isinstance(i, ir.For) for i in ir.walk((s,)))]
+    whole = body[places[0]]
     bare, loop = _without_waits(whole)
     if len(places) > 1 or not isinstance(loop, ir.For):
         raise fail(
@@ -139,7 +153,7 @@ def product_of(role: Role, program: TileProgram, facts: Facts, target: Target) -
             whole,
         )
     assert isinstance(whole, ir.For | ir.If) and isinstance(bare, ir.For | ir.If)
-    before, behind = role.body[: places[0]], role.body[places[0] + 1 :]
+    before, behind = body[: places[0]], body[places[0] + 1 :]
     for s in before:
         if not isinstance(s, ir.Wait) and not (isinstance(s, ir.Compute) and zeros_of(s.code)):
             raise fail("does more before its main loop than to wait, and to begin sums with tl.zeros in float32", s)
@@ -152,6 +166,8 @@ def product_of(role: Role, program: TileProgram, facts: Facts, target: Target) -
         finishes = isinstance(s, FINISH_IN_BRANCH if place.outer else FINISH)
         if not finishes or any(v.guard for v in s.read) or any(code.dots for code in s.codes):
             raise fail("does more behind its main loop than to finish its sums, store them and notify", s)
+    if body != role.body and (target.sum_columns or not product.has_steps):
+        raise fail("keeps rows beside its product; the form takes that on Hopper, if the main loop has a step", whole)
     heap = {t.name for t in program.on_heap}
     seen = any(s.target.tensor in heap for s in ir.every(ir.Store, behind)) or any(ir.every(ir.Notify, behind))
     if seen and not product.has_steps and any(ir.every(ir.Wait, role.body)):
