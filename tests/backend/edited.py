@@ -44,6 +44,12 @@ def in_function(name: str, old: str, new: str) -> Edit:
     return edit
 
 
+KEPT_EARLY = in_function(
+    "matmul_multiply", r"( {8}acc = sums(?:.*\n)+?)( {8}# if gathered.*\n {8}if N_lo == 0:(?:\n {12}.*)+)", r"\2\n\1"
+)
+"""Rows that warps keep behind a product, kept before it: nobody has told them that the rows are here."""
+
+
 def written_out(name: str, edit: Edit) -> Edit:
     """An edit of a primitive that a module takes over from the portable one: its text stands in the module first."""
 

@@ -151,11 +151,14 @@ class Actor:
 
 
 class Machine:
-    """`stored` is told what is stored, with addresses and a mask; `notified` which signal is given."""
+    """`stored` is told what is stored, with addresses and a mask; `notified` which signal is given. `memory`: what
+    threads load from."""
 
     def __init__(
-        self, seed: int, stored: Callable[[Address, Any, Any], None], notified: Callable[[Address], None]
-    ) -> None:
+        self, seed: int, stored: Callable[[Address, Any, Any], None], notified: Callable[[Address], None],
+        memory: dict[str, np.ndarray] | None = None,
+    ) -> None:  # fmt: skip
+        self.memory = memory or {}
         self.random = random.Random(seed)
         self.loads: list[Callable[[], None]] = []
         self.products: deque[Callable[[], None]] = deque()
@@ -244,7 +247,7 @@ class Machine:
 
         tl = SimpleNamespace(
             constexpr=lambda value: value, static_range=range, cast=lambda value, _: value, num_warps=lambda: 4,
-            arange=np.arange, minimum=np.minimum, maximum=np.maximum, load=Table.load,
+            arange=np.arange, minimum=np.minimum, maximum=np.maximum, load=self.loaded,
             warp_specialize=self.warp_specialize,
             allocate_shared_memory=self.allocate, zeros=lambda shape, *_: Block(np.zeros(shape)),
             inline_asm_elementwise=lambda *_, **__: 0, NVMMADistributedLayout=lambda *_: None,
@@ -273,6 +276,14 @@ class Machine:
             "segment_of": segment_of, "wait_all": self.wait_all,
             **dict.fromkeys(("as_stored", "laid", "loose", "reuse"), lambda block: block),
         }  # fmt: skip
+
+    def loaded(self, at: Table | Address, mask: Any = True, other: Any = None) -> Any:
+        """What a thread, or threads, load. Where the mask does not hold, a block is NaN."""
+        if isinstance(at, Table):
+            return at.load()
+        self.until()
+        here = np.broadcast_to(mask, at.at.shape)
+        return Block(np.where(here, self.memory[at.where].reshape(-1)[np.where(here, at.at, 0)], np.nan))
 
     def allocate(self, dtype: object, shape: list[int], layout: object) -> Block:
         if dtype == "int64":

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 import tilelink as tk
-from tests.backend.edited import in_function, replaced
+from tests.backend.edited import KEPT_EARLY, in_function, replaced
 from tests.backend.small_programs import Made, small, verdict
 from tests.parameters import each_once, first_cases, first_of
 from tests.programs.alone import KN, MK, MN, alone
@@ -502,6 +502,18 @@ def test_nothing_is_found_in_what_the_lowering_makes(schedule: str, target: str)
     assert min(n for kind, n in found.found.items() if kind != "fence") > 0
     of_engine = {"pull": 3, "fused": 1}  # what is gathered, what peers have published, and what it stores to; the last
     assert found.found["fence"] == of_engine[schedule]
+
+
+def test_rows_that_are_kept_before_the_product_are_found() -> None:
+    tiles = {role: {"tile": (64,) * n, "warps": 4} for role, n in (("gather", 2), ("matmul", 3))}
+    dtypes = dict.fromkeys(("x", "weight", "gathered"), "bf16")
+    made = all_gather_matmul.lowered_at(
+        all_gather_matmul.schedule("push").changed(**tiles), target=FORMS[WARPS], world=4,
+        sizes={"M": 256, "N": 256, "K": 256}, dtypes=dtypes,
+    )  # fmt: skip
+    assert verdict(made).findings == ()
+    (found,) = verdict(made, KEPT_EARLY).findings
+    assert "rows are read before the product of their tile" in found
 
 
 def test_one_thread_looks_whether_a_lane_is_poisoned() -> None:

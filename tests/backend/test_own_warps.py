@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.backend.edited import in_function, replaced
+from tests.backend.edited import KEPT_EARLY, in_function, replaced
 from tests.backend.own_warps import Address, Block, Described, Ending, HandedWrongly, Machine, Table, functions
 from tests.backend.small_programs import Made, small
 from tests.verification.mutants.tools import Edit
@@ -88,6 +88,41 @@ def executed(made: Made, seed: int, edit: Edit = lambda source: source) -> bool:
     placed = np.where(np.isnan(sent), here, sent)
     once = (np.isnan(sent) != np.isnan(here)).all() and not np.isnan(sent[RANK]).any()
     return bool(once) and np.array_equal(placed.reshape(M, N), product) and told == [True] * WORLD * COLUMNS
+
+
+def keeping(seed: int, edit: Edit = lambda source: source) -> bool:
+    """Whether a role multiplies rows that come when the warps that load have waited for them, and keeps them, too.
+    Raises HandedWrongly."""
+    rng = np.random.default_rng(seed)
+    left, weight = (rng.integers(-3, 4, shape).astype(float) for shape in ((M, K), (N, K)))
+    full, found = np.full((M, K), np.nan), {"out": np.full((M, N), np.nan), "gathered": np.full((M, K), np.nan)}
+    tiles = {"gather": {"tile": (TILE, TILE), "warps": 4}, "matmul": {"tile": (TILE,) * 3, "warps": 4}}
+    program, _ = all_gather_matmul.lowered_at(
+        all_gather_matmul.schedule("push").changed(**tiles), target=FORMS[REGISTERS], world=WORLD,
+        sizes={"M": M, "N": N, "K": K}, dtypes=dict.fromkeys(("x", "weight", "gathered"), "bf16"),
+    )  # fmt: skip
+
+    def stored(at: Address, numbers: Any, mask: Any) -> None:
+        here = np.broadcast_to(mask, numbers.shape)
+        found[at.where].reshape(-1)[at.at[here]] = numbers[here]
+
+    def arrives(control: object, word: Address, *_: object, **__: object) -> int:
+        part = int(word.at) // WORDS
+        full[part * TILE :][:TILE] = left[part * TILE :][:TILE]
+        return 0
+
+    machine = Machine(seed, stored, lambda at: None, {"full": full})
+    given = {
+        "worker": 0, "workers": 1, "control": 0, "heaps": 0, "rank": RANK, "world": WORLD, "K": K, "N": N,
+        "M_part": PART, "full_signals": "signals", "full_at": "full",
+        **{name: Address(RANK, name) for name in found}, "out_stride_M": N, "out_stride_N": 1, "gathered_stride_M": K,
+        "gathered_stride_K": 1, "full_blocks_64_by_64": Described(full, (TILE, TILE)),
+        "weight_blocks_64_by_64": Described(weight, (TILE, TILE)),
+    }  # fmt: skip
+    functions_of_role = functions(machine, program, edit)
+    functions_of_role["wait"] = arrives
+    machine.run(functions_of_role["matmul"], given)
+    return np.array_equal(found["gathered"], left) and np.array_equal(found["out"], left @ weight.T)
 
 
 WIDTHS = 136, 72
@@ -292,6 +327,14 @@ def test_turns_that_do_not_go_on_are_seen(edit: Edit) -> None:
             return False
 
     assert not all(right(seed) for seed in range(SEEDS))
+
+
+def test_rows_are_kept_when_they_are_here() -> None:
+    assert all(keeping(seed) for seed in range(SEEDS))
+
+
+def test_rows_that_are_kept_before_they_are_here_are_seen() -> None:
+    assert not all(keeping(seed, KEPT_EARLY) for seed in range(SEEDS))
 
 
 @pytest.mark.parametrize("target", [REGISTERS, MEMORY])
