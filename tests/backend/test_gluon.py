@@ -62,8 +62,17 @@ def product_of_one(t, x, weight, out):
 
 
 @tk.tile
-def multiplies_twice(t, x, weight, out):
+def multiplies_by_halves(t, x, weight, out):
     acc = product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape)
+    for k in tk.steps(x.cols, by=32):
+        acc = tl.dot(x[t.rows, k].load(), weight[k, t.cols].load(), acc)
+    out[t].store(acc)
+
+
+@tk.tile
+def multiplies_and_doubles(t, x, weight, out):
+    acc = product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape)
+    acc *= 2
     out[t].store(product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape, acc))
 
 
@@ -336,7 +345,8 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
     ("does more in its main loop than to load blocks, and tl.dot", lambda: of_one(doubles)),
     ("does more in its main loop than to load blocks, and tl.dot", lambda: of_one(multiplies_in_turn)),
     ("blocks of 131072 bytes a step, and needs room for 2", lambda: of_one(product_of_one, (128, 128, 256))),
-    ("has more than one loop", lambda: of_one(multiplies_twice)),
+    ("has main loops whose blocks or sums differ", lambda: of_one(multiplies_by_halves)),
+    ("does more between its main loops than to wait", lambda: of_one(multiplies_and_doubles)),
     ("does more before its main loop", lambda: of_one(begins_with_ones)),
     ("does more behind its main loop", lambda: of_one(doubles_the_left)),
     ("does more behind its main loop than to finish its sum", lambda: of_one(multiplies_again)),

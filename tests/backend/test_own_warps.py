@@ -157,6 +157,38 @@ def listed(seed: int, target: str, edit: Edit = lambda source: source) -> bool:
     return all(np.array_equal(outs[f"out_{k}"], left @ w.T) for k, w in enumerate(weights))
 
 
+def of_two_weights(seed: int, target: str, edit: Edit = lambda source: source) -> bool:
+    """Whether a role with two main loops, one behind the other, adds up the products of both by one ring. Raises
+    HandedWrongly."""
+    rng = np.random.default_rng(seed)
+    dys = [rng.integers(-3, 4, (M, n)).astype(float) for n in WIDTHS]
+    weights = [rng.integers(-3, 4, (n, K)).astype(float) for n in WIDTHS]
+    partial, inbox = np.full((M, K), np.nan), np.full((WORLD, PART, K), np.nan)
+    roles = {n: {"tile": (TILE, TILE), "warps": 4} for n in ("gather", "send", "reduce", "weight_gradient")}
+    roles["weight_gradient"] = {"tile": (TILE, TILE, 32), "warps": 4}
+    roles["input_gradient"] = {"tile": (TILE,) * 3, "warps": 4}
+    program, _ = all_gather_matmul_backward.of(2).lowered_at(
+        all_gather_matmul_backward.schedule("push").changed(**roles), target=FORMS[target], world=WORLD,
+        sizes={"M": M, "N": WIDTHS, "K": K}, dtypes="bf16",
+    )  # fmt: skip
+
+    def stored(at: Address, numbers: Any, mask: Any) -> None:
+        here = np.broadcast_to(mask, numbers.shape)
+        (partial if at.where == "partial" else inbox).reshape(-1)[at.at[here]] = numbers[here]
+
+    given = {
+        "worker": 0, "workers": 1, "control": 0, "before": 0, "heaps": 0, "rank": RANK, "world": WORLD, "K": K,
+        "M_part": PART, "partial_at": "partial", "inbox_at": "inbox", "partial_signals": "", "inbox_signals": "",
+    }  # fmt: skip
+    for k, (dy, weight) in enumerate(zip(dys, weights, strict=True)):
+        given |= {f"N_{k}": WIDTHS[k], f"dy_{k}_blocks_64_by_64": Described(dy, (TILE, TILE))}
+        given[f"weight_{k}_blocks_64_by_64"] = Described(weight, (TILE, TILE))
+    machine = Machine(seed, stored, lambda at: None)
+    machine.run(functions(machine, program, edit)["input_gradient"], given)
+    partial[RANK * PART :][:PART] = inbox[RANK]
+    return np.array_equal(partial, sum(dy @ w for dy, w in zip(dys, weights, strict=True)))
+
+
 def gradient(seed: int, target: str, edit: Edit = lambda source: source) -> bool:
     """Whether a role whose loops wait for the rows of one rank after the other adds up the product of all rows. Raises
     HandedWrongly."""
@@ -327,6 +359,12 @@ def test_turns_that_do_not_go_on_are_seen(edit: Edit) -> None:
             return False
 
     assert not all(right(seed) for seed in range(SEEDS))
+
+
+@pytest.mark.parametrize("target", [REGISTERS, MEMORY])
+def test_products_of_two_weights_are_added_up(target: str) -> None:
+    assert all(of_two_weights(seed, target) for seed in range(SEEDS))
+    assert not of_two_weights(0, target, replaced(r"fetch\(dy_1_blocks_64_by_64", "fetch(dy_0_blocks_64_by_64"))
 
 
 def test_rows_are_kept_when_they_are_here() -> None:

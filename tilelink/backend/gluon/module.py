@@ -131,14 +131,14 @@ class GluonModule(Module):
         write = Writer()
         if not turn and any(self.emitter(self.names, role, self.target).fills_slot() for role in roles):
             write.body.append(credit(tma=ring.sent is not None))
-        for view, b in ring.product.operands.items():
+        for view, b in ring.product.first.operands.items():
             described = self.names.of("blocks", b.tensor, b.contiguous, b.shape)
             write.set(ring.blocks[view], call("ring", described, str(b.matrix), ring.stages))
         if ring.sent is not None:
             sent = ring.sent.target
             alike = self.names.blocks(sent.block, of_peers=sent.view.remote)[0]
             write.set(ring.tile, call("tile_out", alike, str(sent.block.matrix)))
-        for sums, dot in zip(ring.sums, ring.product.dots, strict=False):
+        for sums, dot in zip(ring.sums, ring.product.first.dots, strict=False):
             write.set(sums, call("accumulators", str(zeros_of(dot.zeros.code))))
         if turn or self.shares_workers(roles[0]):
             write.do(call("fence_async_shared"))

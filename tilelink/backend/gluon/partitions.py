@@ -9,14 +9,14 @@ one path. A step of the main loop then takes 79 to 106 instructions, and 45 to 4
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
 from tilelink.backend import bulk, pipelining
 from tilelink.backend.bulk import Bulk
 from tilelink.backend.gluon.emit import GluonEmitter
-from tilelink.backend.gluon.takes import SUMS, THREAD_SUMS, Dot, Product, product_of, zeros_of
+from tilelink.backend.gluon.takes import SUMS, THREAD_SUMS, Dot, MainLoop, Product, product_of, zeros_of
 from tilelink.backend.kernel import Source, Writer, call, converted
 from tilelink.backend.module import ALIVE
 from tilelink.backend.parameters import Names
@@ -65,12 +65,12 @@ class Ring:
         assert isinstance(role.resource, SMs)
         program = names.program
         product = product_of(role, program, names.facts, target)
-        size = sum(prod(b.shape) * ITEM_SIZE[program.tensor(b.tensor).dtype] for b in product.operands.values())
+        size = sum(prod(b.shape) * ITEM_SIZE[program.tensor(b.tensor).dtype] for b in product.first.operands.values())
         done = [bulk.in_bulk(s, role, program, names.facts) for s in ir.every(ir.Store, role.body)]
         sent = done[0] if len(done) == 1 else None
         room = (target.shared_bytes or 0) - _beside_ring(role, product, sent, program, target)
         beside = replace(target, shared_bytes=room)
-        stages = pipelining.stages(product.loop, role, program, beside, role.resource.stages + 1)
+        stages = pipelining.stages(product.first.loop, role, program, beside, role.resource.stages + 1)
         if stages < LEAST_STAGES and not target.sum_columns:
             raise FormError(
                 f"{program.name} has no specialised form: {role.name} multiplies blocks of {size} bytes a step, "
@@ -84,10 +84,11 @@ class Ring:
 
         ready, free, stored, told = map(named, ("ready", "free", "stored", "told"))
         full, empty = (named(n) if target.sum_columns else "" for n in ("full", "empty"))
-        sums = tuple(named("sums", k) for k in range(len(product.dots))) if target.sum_columns else ()
+        sums = tuple(named("sums", k) for k in range(len(product.first.dots))) if target.sum_columns else ()
+        memory = [named("ring", k, f"{v.tensor}_ring") for k, v in enumerate(product.first.operands)]
         return cls(
             product=product, stages=stages, bytes=size, ready=ready, free=free, sums=sums, full=full, empty=empty,
-            blocks={v: named("ring", k, f"{v.tensor}_ring") for k, v in enumerate(product.operands)},
+            blocks={v: memory[k] for x in product.loops for k, v in enumerate(x.operands)},
             stored=stored, told=told, sent=sent, tile=named("laid_out") if sent else "",
             tells=not sums and (sent is not None or any(ir.every(ir.Notify, role.body))),
         )  # fmt: skip
@@ -104,14 +105,14 @@ class Ring:
     @property
     def shape(self) -> tuple[object, ...]:
         """What roles that share a ring have in common: its stages and blocks, the sums, and the tile that is sent."""
-        blocks = tuple(b.matrix for b in self.product.operands.values())
+        blocks = tuple(b.matrix for b in self.product.first.operands.values())
         sent = self.sent.target.block.matrix if self.sent else ()
-        return self.stages, self.bytes, blocks, tuple(dot.shape for dot in self.product.dots), sent, self.tells
+        return self.stages, self.bytes, blocks, tuple(dot.shape for dot in self.product.first.dots), sent, self.tells
 
     @property
     def shared(self) -> tuple[str, ...]:
         """All memory and barriers, which the functions of the warps take first."""
-        return (*self.blocks.values(), *self.sums, *((self.tile,) if self.tile else ()), *self.barriers)
+        return (*dict.fromkeys(self.blocks.values()), *self.sums, *((self.tile,) if self.tile else ()), *self.barriers)
 
 
 def _beside_ring(role: Role, product: Product, sent: Bulk | None, program: ir.TileProgram, target: Target) -> int:
@@ -120,7 +121,7 @@ def _beside_ring(role: Role, product: Product, sent: Bulk | None, program: ir.Ti
     assert isinstance(role.resource, SMs)
     if sent is not None:
         return bulk.bulk_bytes(sent, program)
-    m, n, _ = product.dots[0].shape
+    m, n, _ = product.first.dots[0].shape
     few = m * n < THREAD_SUMS * role.resource.warps * target.warp_size
     wide = any(ITEM_SIZE[program.tensor(s.target.tensor).dtype] == 8 for s in ir.every(ir.Store, role.body))
     return m * n * (OF_FEW if few else STORED_BYTES) * (WIDE if wide else 1)
@@ -159,7 +160,7 @@ class Partition(GluonEmitter):
     @property
     def totals(self) -> list[str]:
         """The names of the sums."""
-        return [self.variable(dot.sum) for dot in self.ring.product.dots]
+        return [self.variable(dot.sum) for dot in self.ring.product.first.dots]
 
     def compute(self, s: ir.Compute) -> None:
         """A computed block that branches store is laid out before them, as it is stored. Otherwise each branch would
@@ -170,11 +171,19 @@ class Partition(GluonEmitter):
         for name in (n for n in s.targets if ir.Variable(n) in stored):
             self.write.set(self.variable(name), call("as_stored", self.variable(name)))
 
-    def factors(self, dot: Dot) -> Iterator[Source]:
-        """The operands of a dot, in a stage of the ring."""
+    def factors(self, loop: MainLoop, dot: Dot) -> Iterator[Source]:
+        """The operands of a dot of a main loop, in a stage of the ring."""
         for view, turned in dot.factors:
             lies = f"{self.ring.blocks[view]}.index({self.stage})"
-            yield f"{lies}.permute((1, 0))" if self.ring.product.operands[view].turned != turned else lies
+            yield f"{lies}.permute((1, 0))" if loop.operands[view].turned != turned else lies
+
+    def loop_of(self, s: ir.Compute) -> MainLoop | None:
+        """The main loop in whose steps a statement stands."""
+        return next((x for x in self.ring.product.loops if any(s is i for i in x.loop.body)), None)
+
+    def begins_sum(self, s: ir.Compute) -> bool:
+        """Whether a statement begins a sum."""
+        return any(s is zeros for zeros in self.ring.product.zeros)
 
     def settles(self, s: ir.Wait) -> bool:
         """No wait settles: the warps that send a tile do."""
@@ -213,12 +222,12 @@ class Loading(Partition):
     """Waits for the tile's signals, and loads blocks into stages of the ring when these are free."""
 
     def compute(self, s: ir.Compute) -> None:
-        ring = self.ring
-        if s is not ring.product.loop.body[0]:
+        ring, loop = self.ring, self.loop_of(s)
+        if loop is None or s is not loop.loop.body[0]:
             return
         claimed = call("claim", ring.ready, ring.free, self.step, ring.bytes, num_stages=ring.stages)
         self.write.set(self.stage, claimed)
-        for view, block in ring.product.operands.items():
+        for view, block in loop.operands.items():
             blocks, corner = self.described(block, view, self.token(view))
             place = ring.blocks[view], ring.ready, self.stage
             self.write.do(call("fetch", blocks, f"[{', '.join(corner)}]", *place))
@@ -243,22 +252,24 @@ class Multiplying(Partition):
             self.lays_out(s)
             return
         super().statement(s)
-        if s is self.ring.product.bare:
+        if s is self.ring.product.loops[-1].bare:
             for total in self.totals:
                 self.write.set(total, call("multiplied", total))
 
     def compute(self, s: ir.Compute) -> None:
-        ring, product = self.ring, self.ring.product
-        if s is product.loop.body[0]:
-            self.write.do(call("until_ready", ring.ready, self.stage, self.phase))
-        if any(s is dot.zeros for dot in product.dots):
+        ring, loop = self.ring, self.loop_of(s)
+        if self.begins_sum(s):
             self.write.set(self.variable(s.targets[0]), call("sums", str(zeros_of(s.code))))
-        elif dot := next((dot for dot in product.dots if s is dot.made), None):
+        if loop is None:
+            if not self.begins_sum(s):
+                super().compute(s)
+            return
+        if s is loop.loop.body[0]:
+            self.write.do(call("until_ready", ring.ready, self.stage, self.phase))
+        if dot := next((dot for dot in loop.dots if s is dot.made), None):
             total = self.variable(dot.sum)
-            self.write.set(total, call("multiply", *self.factors(dot), total))
-        elif all(s is not i for i in product.loop.body):
-            super().compute(s)
-        if s is product.loop.body[-1]:
+            self.write.set(total, call("multiply", *self.factors(loop, dot), total))
+        if s is loop.loop.body[-1]:
             self.write.do(call("give_back_stage", ring.free, self.stage))
             after = call("next_place", self.stage, self.phase, num_stages=ring.stages)
             self.write.assign((self.stage, self.phase), after)
@@ -282,18 +293,20 @@ class Issuing(Partition):
         write.set(self.tiles, "0")
 
     def compute(self, s: ir.Compute) -> None:
-        ring, product, adds = self.ring, self.ring.product, self.made("adds")
-        if s is product.loop.body[0]:
-            self.write.assign((self.stage, self.phase), call("place", self.step, num_stages=ring.stages))
-            self.write.do(call("until_ready", ring.ready, self.stage, self.phase))
-        for dot, sums in zip(product.dots, ring.sums, strict=True):
+        ring, loop, adds = self.ring, self.loop_of(s), self.made("adds")
+        for dot, sums in zip(ring.product.first.dots, ring.sums, strict=True):
             if s is dot.zeros:
                 self.write.set(self.variable(dot.sum), call("emptied", sums, ring.empty, self.tiles))
                 self.write.set(adds, "False")
-            elif s is dot.made:
-                given = (*self.factors(dot), self.variable(dot.sum), adds, ring.free, self.stage)
-                self.write.do(call("multiply", *given))
-        if s is product.loop.body[-1]:
+        if loop is None:
+            return
+        if s is loop.loop.body[0]:
+            self.write.assign((self.stage, self.phase), call("place", self.step, num_stages=ring.stages))
+            self.write.do(call("until_ready", ring.ready, self.stage, self.phase))
+        for dot in (dot for dot in loop.dots if s is dot.made):
+            given = (*self.factors(loop, dot), self.variable(dot.sum), adds, ring.free, self.stage)
+            self.write.do(call("multiply", *given))
+        if s is loop.loop.body[-1]:
             self.write.set(adds, "True")
             self.write.set(self.step, "1", operator="+=")
 
@@ -314,26 +327,26 @@ class Finishing(Partition):
         write.set(self.tiles, "0")
 
     def statement(self, s: Statement) -> None:
-        if s is self.ring.product.bare:
-            ring = self.ring
+        ring = self.ring
+        if s is ring.product.loops[-1].bare:
             self.write.do(call("until_full", ring.full, self.tiles))
-            made = None if ring.product.has_steps else self.has_a_step(ring.product.bare)
+            made = None if ring.product.has_steps else self.has_a_step([x.bare for x in ring.product.loops])
             for total, sums in zip(self.totals, ring.sums, strict=True):
                 value = call("of_tile", sums, self.tiles)
                 self.write.set(total, call("or_zeros", value, made) if made else value)
             self.write.do(call("finished", ring.empty, self.tiles))
             self.write.set(self.tiles, "1", operator="+=")
-        elif self.ring.sent is not None and isinstance(s, ir.Store):
+        elif ring.sent is not None and isinstance(s, ir.Store):
             with self.write.branch(ALIVE):
                 self.lays_out(s)
                 self.sends()
-        elif all(s is not dot.zeros for dot in self.ring.product.dots):
+        elif not any(s is i for i in (*ring.product.zeros, *(x.bare for x in ring.product.loops))):
             super().statement(s)
 
 
-    def has_a_step(self, loops: ir.For | ir.If) -> str:
-        """Writes whether the main loop of the tile has a step, and returns the variable that says so. Without a step,
-        no product has written the sum."""
+    def has_a_step(self, loops: Iterable[ir.For | ir.If]) -> str:
+        """Writes whether a main loop of the tile has a step, and returns the variable that says so. Without a step, no
+        product has written the sum."""
         found = self.write.set(self.made("has_step"), "False")
 
         def inside(s: Statement) -> None:
@@ -347,7 +360,8 @@ class Finishing(Partition):
                 case ir.For():
                     self.write.set(found, f"({self.text(s.start)} < {self.text(s.stop)})", operator="|=")
 
-        inside(loops)
+        for loop in loops:
+            inside(loop)
         return found
 
 
@@ -382,13 +396,13 @@ def partitions(names: Names, role: Role, target: Target, first: Role) -> tuple[R
     """The ring that the warps of a role that multiplies share, and their parts, the block's own warps first. `first`:
     the first of the roles that take turns with it, which all share one ring."""
     ring = Ring.of(names, role, target, first)
-    product = ring.product
-    done = tuple(product.bare if s is product.whole else s for s in role.body if not isinstance(s, ir.Wait))
-    loaded = tuple(s for s in role.body if isinstance(s, ir.Wait) or s is product.whole)
+    bare = {id(x.whole): x.bare for x in ring.product.loops}
+    done = tuple(bare.get(id(s), s) for s in role.body if not isinstance(s, ir.Wait))
+    loaded = tuple(s for s in role.body if isinstance(s, ir.Wait) or id(s) in bare)
     told = _only(role.body, lambda s: isinstance(s, ir.Notify) or (ring.sent is not None and isinstance(s, ir.Store)))
     parts: dict[str, tuple[type[Partition], ir.Body]] = {"load": (Loading, loaded)}
     if ring.sums:
-        issued = (*(dot.zeros for dot in product.dots), product.bare)
+        issued = (*ring.product.zeros, *(x.bare for x in ring.product.loops))
         parts = {"finish": (Finishing, done), "multiply": (Issuing, issued), **parts}
     else:
         stored = _only(done, lambda s: not isinstance(s, ir.Notify))

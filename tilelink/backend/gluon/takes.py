@@ -65,10 +65,10 @@ class Dot:
 
 
 @dataclass(frozen=True)
-class Product:
-    """What a role multiplies: the loop over the steps of its dots, and the views that a step loads, each with the block
-    that a descriptor loads. `whole`: the loop with the loops or branches around it, which wait for pieces; `bare`: the
-    same without the waits."""
+class MainLoop:
+    """A loop over the steps of dots, and the views that a step loads, each with the block that a descriptor loads.
+    `whole`: the loop with the loops or branches around it, which wait for pieces; `bare`: the same without the
+    waits."""
 
     whole: ir.For | ir.If
     bare: ir.For | ir.If
@@ -77,14 +77,39 @@ class Product:
     operands: dict[ir.View, pipelining.DescribedBlock]
 
     @property
+    def has_steps(self) -> bool:
+        """Whether it has a step: it goes over a whole described dimension, which is not empty."""
+        dims = {symbol(r.dim) for view in self.operands for r in view.ranges}
+        return isinstance(self.bare, ir.For) and self.bare.start == 0 and self.bare.stop in dims
+
+    @property
+    def stage(self) -> tuple[object, ...]:
+        """What a stage of the ring has to have room for, and what is multiplied of it."""
+        return [(b.matrix, b.turned) for b in self.operands.values()], [(dot.sum, dot.shape) for dot in self.dots]
+
+
+@dataclass(frozen=True)
+class Product:
+    """What a role multiplies: main loops, one behind the other, that add to the same sums by the same ring."""
+
+    loops: tuple[MainLoop, ...]
+
+    @property
+    def first(self) -> MainLoop:
+        return self.loops[0]
+
+    @property
     def site(self) -> Site:
-        return self.dots[0].made.site
+        return self.first.dots[0].made.site
+
+    @property
+    def zeros(self) -> tuple[ir.Compute, ...]:
+        """The statements that begin the sums."""
+        return tuple(dot.zeros for dot in self.first.dots)
 
     @property
     def has_steps(self) -> bool:
-        """Whether the main loop has a step: it goes over a whole described dimension, which is not empty."""
-        dims = {symbol(r.dim) for view in self.operands for r in view.ranges}
-        return isinstance(self.bare, ir.For) and self.bare.start == 0 and self.bare.stop in dims
+        return any(x.has_steps for x in self.loops)
 
 
 def taken(program: TileProgram, facts: Facts, target: Target) -> TileProgram:
@@ -144,21 +169,25 @@ def product_of(role: Role, program: TileProgram, facts: Facts, target: Target) -
 
     body = tuple(s for s in role.body if not keeps_rows(s, program))
     places = [k for k, s in enumerate(body) if any(isinstance(i, ir.For) for i in ir.walk((s,)))]
-    whole = body[places[0]]
-    bare, loop = _without_waits(whole)
-    if len(places) > 1 or not isinstance(loop, ir.For):
-        raise fail(
-            "has more than one loop, or does more around its loop than to wait; the form takes one, over the steps of "
-            "a dot",
-            whole,
-        )
-    assert isinstance(whole, ir.For | ir.If) and isinstance(bare, ir.For | ir.If)
-    before, behind = body[: places[0]], body[places[0] + 1 :]
+    before, behind = body[: places[0]], body[places[-1] + 1 :]
     for s in before:
         if not isinstance(s, ir.Wait) and not (isinstance(s, ir.Compute) and zeros_of(s.code)):
             raise fail("does more before its main loop than to wait, and to begin sums with tl.zeros in float32", s)
-    dots = tuple(_dots(loop, before, fail))
-    product = Product(whole, bare, loop, dots, _operands(loop, dots, program, facts, fail))
+    for k, s in enumerate(body[: places[-1]]):
+        if k > places[0] and k not in places and not isinstance(s, ir.Wait):
+            raise fail("does more between its main loops than to wait", s)
+    loops = []
+    for whole in (body[k] for k in places):
+        bare, loop = _without_waits(whole)
+        if not isinstance(loop, ir.For):
+            raise fail("does more around its main loop than to wait", whole)
+        assert isinstance(whole, ir.For | ir.If) and isinstance(bare, ir.For | ir.If)
+        dots = tuple(_dots(loop, before, fail))
+        loops.append(MainLoop(whole, bare, loop, dots, _operands(loop, dots, program, facts, fail)))
+        if loops[-1].stage != loops[0].stage:
+            raise fail("has main loops whose blocks or sums differ; the form takes several with one ring", whole)
+    product = Product(tuple(loops))
+    whole, dots = product.first.whole, product.first.dots
     check = _check_in_tensor_memory if target.sum_columns else _check_in_registers
     check(role, dots, target, fail)
     for place in ir.places(behind):
