@@ -56,6 +56,7 @@ BUDGET = {"step": 80, "async_copies": 0, "spill_bytes": 0}
 BUDGETS = {"sm_90": BUDGET, **{f"sm_{n}+warps": {**BUDGET, "step": 60} for n in (90, 100)}}
 """The most of each figure that an operator should need, by target."""
 PUSHED = "push", "pull"
+BACKWARD = "push", "pull", "fused", "engine"
 SPECIALISED_EXPERTS = (
     (("all_gather_grouped_matmul", "all_gather_grouped_matmul[wanted]"), ("push", "pull", "by_rank")),
     (("all_gather_grouped_matmul",), ("engine",)),
@@ -77,8 +78,13 @@ WITHIN_BUDGET = frozenset(
         ("sm_90+warps", ("hierarchical_all_gather_matmul",), ("relayed",)),
         ("sm_90+warps", ("matmul", "expert_weight_gradient"), ("gemm",)),
         ("sm_90+warps", ("all_gather_matmul[2]",), ("push", "pull", "engine", "pieces", "few")),
-        ("sm_90+warps", ("all_gather_matmul_backward",), ("push", "pull", "fused", "engine")),
-        ("sm_90+warps", ("matmul_reduce_scatter_backward",), ("push", "pull", "engine", "pieces")),
+        ("sm_90+warps", ("all_gather_matmul[gathered]",), ("push", "pull", "engine", "pieces", "few")),
+        ("sm_90+warps", ("all_gather_split_matmul", "all_gather_split_matmul[2]"), ("split",)),
+        ("sm_90+warps", tuple(f"all_gather_matmul_backward{n}" for n in ("", "[2]", "[dbias]")), BACKWARD),
+        ("sm_90+warps", tuple(f"matmul_reduce_scatter_backward{n}" for n in ("", "[dbias]")),
+         ("push", "pull", "engine", "pieces")),
+        ("sm_90+warps", ("all_gather_grouped_matmul[gathered]",), ("push", "pull", "by_rank", "engine")),
+        ("sm_90+warps", ("dispatch_matmul[gathered]",), PUSHED),
         ("sm_90+warps", ("dispatch_matmul_backward", "matmul_combine_backward"), PUSHED),
         ("sm_100+warps", ("all_gather_matmul",), ("push", "pull", "engine", "pieces")),
         ("sm_100+warps", ("all_gather_matmul[2]",), ("push", "pull", "pieces")),
@@ -103,7 +109,11 @@ SENDING = "matmul_all_reduce", "matmul_reduce_scatter"
 WITHIN = {
     "matmul_one_shot_all_reduce push sm_90+warps": {**BUDGET, "step": 64},  # its steps are twice as deep
     **{f"{name} fused sm_100+warps": {**BUDGET, "step": 66} for name in SENDING},
-    **{f"mixture_of_experts {s} sm_90+warps": {**BUDGET, "step": 66} for s in PUSHED},  # two products
+    **{
+        f"mixture_of_experts{n} {s} sm_90+warps": {**BUDGET, "step": 66}  # two products
+        for n in ("", "[gates+gathered+kept+ups]")
+        for s in PUSHED
+    },
     **{
         f"all_gather_gated_matmul {s} sm_{n}+warps": {**BUDGET, "step": step}  # two products
         for s in ("push", "pull", "engine", "few")

@@ -11,7 +11,7 @@ import numpy as np
 import sympy
 
 from tilelink.analysis.events import NOTIFY, Events
-from tilelink.errors import ScheduleError, SignalCountError
+from tilelink.errors import ScheduleError, SignalCountError, counted
 from tilelink.frontend.arithmetic import evaluate
 from tilelink.frontend.cells import CELL, cell_count, cell_filled, position, times_notified
 from tilelink.frontend.expressions import RANK
@@ -99,15 +99,15 @@ def miscounted(events: Events, counts: Counts, roles: Container[str]) -> SignalC
         index = program.numbers[signals.tensor]
         derived, _ = counts(signals)
         mine = (events.op == NOTIFY) & (events.tensor == index)
-        counted = np.zeros_like(derived)
-        np.add.at(counted, (events.home[mine], events.cell[mine]), 1)
-        if (derived != counted).any():
-            rank, cell = map(int, np.argwhere(derived != counted)[0])
+        given = np.zeros_like(derived)
+        np.add.at(given, (events.home[mine], events.cell[mine]), 1)
+        if (derived != given).any():
+            rank, cell = map(int, np.argwhere(derived != given)[0])
             notifies = (s for r in program.roles for s in every(Notify, r.body))
             site = next(s.site for s in notifies for v in s.views if v.tensor == signals.tensor)
             return SignalCountError(
-                f"signal {cell} of {signals.tensor} on rank {rank} is given {counted[rank, cell]} times in a run; "
-                f"{derived[rank, cell]} were derived. Let whether and how often a tile notifies depend on ranks only",
+                f"signal {cell} of {signals.tensor} on rank {rank} is given {counted(given[rank, cell], 'time')} in a "
+                f"run; {derived[rank, cell]} were derived. Let whether and how often a tile notifies depend on ranks only",
                 site,
             )
     return None

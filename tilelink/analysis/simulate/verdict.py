@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tilelink.analysis.events import Events
 from tilelink.analysis.simulate.costs import bounds
-from tilelink.errors import StuckError
+from tilelink.errors import StuckError, counted
 
 if TYPE_CHECKING:
     from tilelink.analysis.simulate.prediction import Prediction
@@ -137,7 +137,8 @@ def _tiles(prediction: Prediction, role: str) -> str:
     if role in prediction.off_sm or tiles >= SHORT * turns * workers:
         return ""
     last = tiles - (turns - 1) * workers
-    return f"{tiles} tiles take {turns} turns of {workers} workers; in the last, {workers - last} have no tile."
+    taken, of = counted(turns, "turn"), counted(workers, "worker")
+    return f"{counted(tiles, 'tile')} take {taken} of {of}; in the last, {workers - last} have no tile."
 
 
 def _workers(prediction: Prediction, role: str) -> str:
