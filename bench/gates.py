@@ -78,7 +78,7 @@ WITHIN_BUDGET = frozenset(
         ("sm_90+warps", ("hierarchical_all_gather_matmul",), ("relayed",)),
         ("sm_90+warps", ("matmul", "expert_weight_gradient"), ("gemm",)),
         ("sm_90+warps", ("all_gather_matmul[2]",), ("push", "pull", "engine", "pieces", "few")),
-        ("sm_90+warps", ("all_gather_matmul[gathered]",), ("push", "pull", "engine", "pieces", "few")),
+        ("sm_90+warps", ("all_gather_matmul[gathered]",), ("push", "pull", "engine", "few")),
         ("sm_90+warps", ("all_gather_split_matmul", "all_gather_split_matmul[2]"), ("split",)),
         ("sm_90+warps", tuple(f"all_gather_matmul_backward{n}" for n in ("", "[2]", "[dbias]")), BACKWARD),
         ("sm_90+warps", tuple(f"matmul_reduce_scatter_backward{n}" for n in ("", "[dbias]")),

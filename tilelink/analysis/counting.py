@@ -105,9 +105,10 @@ def miscounted(events: Events, counts: Counts, roles: Container[str]) -> SignalC
             rank, cell = map(int, np.argwhere(derived != given)[0])
             notifies = (s for r in program.roles for s in every(Notify, r.body))
             site = next(s.site for s in notifies for v in s.views if v.tensor == signals.tensor)
+            times = counted(given[rank, cell], "time")
             return SignalCountError(
-                f"signal {cell} of {signals.tensor} on rank {rank} is given {counted(given[rank, cell], 'time')} in a "
-                f"run; {derived[rank, cell]} were derived. Let whether and how often a tile notifies depend on ranks only",
+                f"signal {cell} of {signals.tensor} on rank {rank} is given {times} in a run; {derived[rank, cell]} "
+                "were derived. Let whether and how often a tile notifies depend on ranks only",
                 site,
             )
     return None

@@ -169,6 +169,9 @@ def product_of(role: Role, program: TileProgram, facts: Facts, target: Target) -
 
     body = tuple(s for s in role.body if not keeps_rows(s, program))
     places = [k for k, s in enumerate(body) if any(isinstance(i, ir.For) for i in ir.walk((s,)))]
+    for s in (body[k] for k in places):
+        if not ir.multiplies((s,)):
+            raise fail("has a loop that neither multiplies nor only copies to results", s)
     before, behind = body[: places[0]], body[places[-1] + 1 :]
     for s in before:
         if not isinstance(s, ir.Wait) and not (isinstance(s, ir.Compute) and zeros_of(s.code)):
@@ -195,8 +198,12 @@ def product_of(role: Role, program: TileProgram, facts: Facts, target: Target) -
         finishes = isinstance(s, FINISH_IN_BRANCH if place.outer else FINISH)
         if not finishes or any(v.guard for v in s.read) or any(code.dots for code in s.codes):
             raise fail("does more behind its main loop than to finish its sums, store them and notify", s)
-    if body != role.body and (target.sum_columns or not product.has_steps):
-        raise fail("keeps rows beside its product; the form takes that on Hopper, if the main loop has a step", whole)
+    waited = {w.name for w in ir.every(ir.Wait, body[: places[-1] + 1])}
+    for s in (s for s in role.body if s not in body):
+        if target.sum_columns or not product.has_steps:
+            raise fail("keeps rows beside its product; the form takes that on Hopper, if the main loop has a step", s)
+        if not {v.guard for i in ir.walk((s,)) for v in i.read if v.guard} <= waited:
+            raise fail("keeps rows that it waits for behind its product", s)
     heap = {t.name for t in program.on_heap}
     seen = any(s.target.tensor in heap for s in ir.every(ir.Store, behind)) or any(ir.every(ir.Notify, behind))
     if seen and not product.has_steps and any(ir.every(ir.Wait, role.body)):
