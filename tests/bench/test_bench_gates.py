@@ -35,6 +35,8 @@ TWICE = (
 KEEPS = "mixture_of_experts[", "all_gather_grouped_matmul[gathered]"
 """With all that gradients need, they have more to store behind a product than sm_90 has registers for: 60 and, on
 Triton 3.6.0, 48 bytes."""
+ON_BLACKWELL = "matmul_combine_backward"
+"""Two products and two gradients: threads of its specialised form spill up to 88 bytes on Triton 3.8.0."""
 FILES = sorted(RECORDS.glob("triton-*.json"))
 RECORDED = [json.loads(path.read_text()) for path in FILES]
 
@@ -52,6 +54,7 @@ def test_nothing_is_found_in_kernels_of_the_library(path: object) -> None:
         target = case.split()[-1]
         several = "[dbias]" in case or "backward[2]" in case  # more sums than a thread has registers for
         spills = (target == "gfx942" and several) or (target == "sm_90" and case.startswith(KEEPS))
+        spills |= target == "sm_100+warps" and case.startswith(ON_BLACKWELL)
         copied = target == "gfx942" and re.match(TWICE, case) is not None
         smaller = target in ("sm_80", "sm_120")  # the wide tiles are not for these chips
         assert spills or smaller or figures["spill_bytes"] == 0, case
