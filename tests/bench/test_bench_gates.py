@@ -36,7 +36,7 @@ KEEPS = "mixture_of_experts[", "all_gather_grouped_matmul[gathered]"
 """With all that gradients need, they have more to store behind a product than sm_90 has registers for: 60 and, on
 Triton 3.6.0, 48 bytes."""
 ON_BLACKWELL = "matmul_combine_backward"
-"""Two products and two gradients: threads of its specialised form spill up to 88 bytes on Triton 3.8.0."""
+"""Two products and two gradients: threads of its specialised form spill up to 108 bytes, except on Triton 3.7.1."""
 FILES = sorted(RECORDS.glob("triton-*.json"))
 RECORDED = [json.loads(path.read_text()) for path in FILES]
 
@@ -112,7 +112,7 @@ def test_a_step_that_grows_and_loads_that_are_no_longer_described_are_worse() ->
 
 
 def test_cases_within_the_budget_are_held_to_it() -> None:
-    case = "matmul_reduce_scatter pull sm_90"
+    case = "matmul_reduce_scatter_backward pull sm_90"
     assert case in WITHIN_BUDGET
     assert {*WITHIN_BUDGET} <= {f"{name} {target}" for name, *_ in forms() for target in BUDGETS}
     assert list(over(case, Figures(255, 0, 1000, 1000, 80, 0))) == []
