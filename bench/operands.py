@@ -81,9 +81,8 @@ class Operands:
 
     def fitted(self, schedule: Schedule) -> Schedule:
         """Returns the schedule in tiles that are no larger than the tensors."""
-        dims = {d for t in self.tensors.values() for d in t.dims}
-        sizes: dict[str, Any] = {d: n for d, n in self.lengths.items() if d in dims}
-        sizes |= self.routed or self.said
+        known = self.variant.recorded(self.absent).dims
+        sizes: dict[str, Any] = {d: n for d, n in (self.lengths | (self.routed or self.said)).items() if d in known}
         dtypes = dict.fromkeys(self.tensors.keys() & self.variant.of_any_dtype, self.dtype)
         return self.variant.fit(schedule, world=len(self.parts), dtypes=dtypes, absent=self.absent, **sizes)
 
