@@ -13,7 +13,7 @@ from bench.check import LIMITS
 from bench.gpu.place import Place
 from bench.operands import LAYOUTS, Operands, optional
 from bench.references import REFERENCES
-from tilelink.frontend.schedule import Epilogue, Schedule, SMs
+from tilelink.frontend.schedule import CopyEngine, Epilogue, Schedule, SMs
 from tilelink.kernels.all_gather_split_matmul import SPLITS, all_gather_split_matmul
 from tilelink.language import Each
 from tilelink.programs.fitting import takes
@@ -136,10 +136,12 @@ def _parts(dice: random.Random, world: int) -> tuple[int, ...]:
 
 
 def _schedule(dice: random.Random, schedule: Schedule) -> Schedule:
-    """Returns a schedule in small tiles. Steps are no longer than a tile's rows: the ring's steps go along rows."""
+    """Returns a schedule in small tiles. Steps are no longer than a tile's rows: the ring's steps go along rows. An
+    engine with own="stored" has the longest tiles, since one of its tiles covers those of the role that makes them."""
     changes: dict[str, dict[str, Any]] = {}
     for role, resource in _tiled(schedule).items():
-        first = dice.choice(TILES)
+        covers = isinstance(resource, CopyEngine) and resource.own == "stored"
+        first = max(dice.choice(TILES), max(TILES) if covers else 0)
         sizes = [first, dice.choice(TILES), dice.choice([t for t in TILES if t <= first])]
         sizes[2:2] = (dice.choice(TILES) for _ in resource.tile[3:])
         tile = tuple(n and min(n, size) for n, size in zip(resource.tile, sizes, strict=False))

@@ -148,7 +148,7 @@ SIGNALS = [
         WaitWithoutNotifyError,
         {NOTIFY: "    tk.copy(x[t], full[t].at(t.reader))", WAIT: f"{WAIT}  # <-"},
         "use waits for full[M[M_lo:+16], K]",
-        "no tile of the program notifies full. Write tk.notify(...) around the store to full: ",
+        "no tile of the program notifies full. Write tk.notify(...) around the copy to full: ",
         "tk.copy(x[t], full[t].at(t.reader))",
     ),
     pair(

@@ -10,7 +10,7 @@ import torch
 
 from tests.frontend.test_folding import LAUNCH, SCHEDULE, SEND, SOURCE, STORE, WAIT
 from tests.frontend.wrong import Case, changed, check, load
-from tilelink.errors import ScheduleError
+from tilelink.errors import ScheduleError, WaitWithoutNotifyError
 from tilelink.runtime.cpu.world import CpuWorld
 
 STORED = 'tk.SMs(2, tile=(16, 16), at="source", own="stored")'
@@ -36,6 +36,12 @@ WRONG = [
         {WAIT: "", SEND: SEND.replace("mine", "x[t].at(t.source)"), LAUNCH: f"{LAUNCH}  # <-"},
         'send has own="stored", and no earlier role on SMs makes what it waits for',
         'Leave out own="stored"',
+    ),
+    Case(
+        "makes it without a notification",
+        WaitWithoutNotifyError,
+        stored({STORE: STORE.replace("tk.notify(", "(")} | {WAIT: f"{WAIT}  # <-"}),
+        ("send waits for", "Write tk.notify(...) around the store to partial"),
     ),
     case(
         "computes",
@@ -156,6 +162,19 @@ def test_the_sum_is_the_same(world: int, send: str, tmp_path: Path) -> None:
 
     for n, outs in enumerate(zip(*CpuWorld(world, seed=world).run(rank), strict=True)):
         assert torch.equal(torch.cat(outs), 2 * x[n].sum(0))
+
+
+def test_an_engine_with_tiles_shorter_than_those_that_it_copies(tmp_path: Path) -> None:
+    short = 'tk.CopyEngine(tile=(8, None), at="source", own={})'
+    tiles = {'add=tk.SMs(tile=(16, 16))': 'add=tk.SMs(tile=(8, 16))'}
+    copied, module = (
+        load(tmp_path, stored(tiles, short.format(f'"{own}"')), name=own) for own in ("copied", "stored")
+    )
+    assert copied.program.check(copied.schedule, world=2, M=32, K=20).verdict == "safe"
+    with pytest.raises(ScheduleError) as e:
+        module.program.check(module.schedule, world=2, M=32, K=20)
+    assert "A cell is 1 along ranks x 16 along M" in str(e.value)
+    assert 'with own="stored" no cell is shorter than a tile of the role that makes' in str(e.value)
 
 
 def test_a_role_that_owns_another_epilogue(tmp_path: Path) -> None:

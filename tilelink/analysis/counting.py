@@ -123,13 +123,16 @@ def check_engine_signals(events: Events) -> None:
     if not len(wrong):
         return
     k, same = int(given[wrong[0]]), given[signal == signal[wrong[0]]]
-    tensor, role = program.tensors[events.tensor[k]].name, program.roles[events.role[k]].name
+    tensor, copier = program.tensors[events.tensor[k]].name, program.roles[events.role[k]]
+    role, own = copier.name, copier.resource.own == "stored"
+    longer = ', and with own="stored" no cell is shorter than a tile of the role that makes what it copies'
     givers = sorted({program.roles[r].name for r in events.role[same]} - {role})
     by = f" (by {', '.join(givers)}, too)" if givers else ""
     raise ScheduleError(
         f"signal {events.cell[k]} of {tensor} on rank {events.home[k]} is given {len(same)} times in a run{by}, and a "
         f"copy engine writes 1, it does not count. A cell is {_cell(program.signals_of(tensor))}: let one tile of "
-        f"{role} cover it",
+        f"{role} cover it"
+        + (longer if own else ""),
         events.sites[events.site[k]],
     )
 

@@ -294,7 +294,8 @@ class Schedule(Mapping[str, Resource]):
                 raise ScheduleError(f"no role {name} in this schedule; it has {listed(new, name)}", Site.of_user())
             if not isinstance(changes, Mapping):
                 raise ScheduleError(
-                    f"{name}={changes!r}: changes are fields by name, such as {name}={{'tile': (64, 64)}}",
+                    f"{name}={changes!r}: changes are fields by name, such as {name}={{'tile': (64, 64)}}; for another "
+                    "resource, write a new tk.Schedule(...)",
                     Site.of_user(),
                 )
             new.setdefault(name, new[launched(name)])

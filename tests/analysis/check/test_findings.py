@@ -232,6 +232,7 @@ def test_signals_for_nobody_are_noted() -> None:
     (note,) = report.notes
     assert note.startswith("nobody waits for 8 notifications of 8 signals of full;")
     assert "for full[M[0:16], K[0:16]], rank 0 waits and rank 1 does not, which is right if rank 1" in note
+    assert "(the wait: " in note and "tk.wait(" in note
 
 
 def test_signals_that_no_rank_hears_are_noted_without_an_excuse() -> None:

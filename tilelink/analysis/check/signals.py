@@ -117,11 +117,12 @@ def _heard_elsewhere(sync: Synchronisation, silent: np.ndarray) -> str:
     if events.touched(told[0]).sharded is not None or not np.isin(events.cell[told], events.cell[waits]).all():
         return ""
     k = told[0]
-    other = events.home[waits[events.cell[waits] == events.cell[k]][0]]
+    wait = int(waits[events.cell[waits] == events.cell[k]][0])
+    other, site = events.home[wait], events.sites[events.site[wait]]
     name, home = events.touched(k).name, events.home[k]
     return (
         f"Other ranks wait for the same regions of their {name}: for {events.box(k)}, rank {other} waits and rank "
-        f"{home} does not, which is right if rank {home} does not need it. "
+        f"{home} does not, which is right if rank {home} does not need it (the wait: {site.quoted}). "
     )
 
 

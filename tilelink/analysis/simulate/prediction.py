@@ -185,6 +185,9 @@ class Prediction:
         steps = steps_of(replace(events.program, roles=changed), events.sizes, self.machine, self.agents, tell)
         return predict(steps, self.machine, self.agents, tell)
 
+    def __str__(self) -> str:
+        return f"predicted {self.makespan_us:.1f} us. {self.verdict}"
+
     @cached_property
     def verdict(self) -> str:
         """A text that says what decides the time."""

@@ -29,7 +29,10 @@ CURE = 'Leave out own="stored"'
 
 def store_own(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
     """The program with what stays on a rank stored by the roles that make it. Raises ScheduleError."""
+    notified = {v.tensor for r in program.roles for v in r.notified}
     for role in (r for r in program.roles if r.resource.own == "stored"):
+        if any(v.tensor not in notified for v in role.awaited):
+            continue  # `derive_signals` refuses this wait, whatever the schedule
         producer = _maker(role, program)
         try:
             program, folded = in_tiles_of(producer, program, binding, binding.launch(role.name))

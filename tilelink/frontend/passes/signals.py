@@ -89,10 +89,11 @@ def derive_signals(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
 
 def _stored(tensor: str, program: ir.TileProgram) -> str:
     """The end of an error about a wait without a notify: where the tensor is stored to, and what to write there."""
-    stores = [s.site for r in program.roles for s in ir.every(ir.Write, r.body) if s.target.tensor == tensor]
-    if not stores:
+    writes = [s for r in program.roles for s in ir.every(ir.Write, r.body) if s.target.tensor == tensor]
+    if not writes:
         return f", and no tile stores to it. Store to {tensor}, and call tk.notify(...) on what the store returns"
-    return f". Write tk.notify(...) around the store to {tensor}: {stores[0]}: {stores[0].text}"
+    what, site = "copy" if isinstance(writes[0], ir.Copy) else "store", writes[0].site
+    return f". Write tk.notify(...) around the {what} to {tensor}: {site}: {site.text}"
 
 
 def _signals(

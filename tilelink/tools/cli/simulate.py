@@ -98,7 +98,7 @@ def _text(prediction: Prediction) -> str:
     rows = [
         ("predicted", p.makespan_us, f"to {_us(p.interval_us[1])} ({FUSED}), on {p.machine.title}{left}"),
         ("bound", p.bound_us, f"the least for these bytes and operations; the run reaches {p.efficiency:.0%} of it"),
-        *([("products alone", p.compute_us, "on all SMs that it has")] if p.compute_us else []),
+        *([("products alone", p.compute_us, "on all SMs of the kernel")] if p.compute_us else []),
         ("transfers alone", p.comm_us, "by the workers that make them, with their notifications"),
     ]
     if p.unfused_us is not None:
