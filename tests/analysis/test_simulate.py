@@ -275,6 +275,7 @@ def test_an_epilogue_stores_after_the_products() -> None:
     assert found.makespan_us == pytest.approx(2 * product + store, rel=1e-3)
     assert found.run.transfer_start.min() == pytest.approx(product, rel=1e-3)
     share = store / (2 * product + store)  # only what goes to the peer is moved
+    assert str(found) == f"predicted {found.makespan_us:.1f} us. {found.verdict}"
     assert "decides" in found.verdict and f" {share:.0%} of the time of its tiles is moving bytes" in found.verdict
 
 

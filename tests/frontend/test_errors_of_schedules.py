@@ -223,6 +223,7 @@ SCHEDULES = [
         ScheduleError,
         f"tk.Schedule(gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE})).changed(use=3)  # <-",
         "use=3: changes are fields by name",
+        "for another resource, write a new tk.Schedule(...)",
     ),
     schedule(
         "change of a field that is much like another",
