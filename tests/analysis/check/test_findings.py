@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ import torch
 
 import tilelink as tk
 from tests.analysis.check.damage import rows_of, without
+from tests.frontend.test_folding import SEND, SOURCE
+from tests.frontend.test_folding import WAIT as WAIT_AT_SOURCE
+from tests.frontend.wrong import changed, load
 from tests.programs import alone, reducing, unsafe
 from tests.programs.attention import gathered_attention
 from tests.programs.exchanges import readers_first
@@ -233,6 +237,37 @@ def test_signals_for_nobody_are_noted() -> None:
     assert note.startswith("nobody waits for 8 notifications of 8 signals of full;")
     assert "for full[M[0:16], K[0:16]], rank 0 waits and rank 1 does not, which is right if rank 1" in note
     assert "(the wait: " in note and "tk.wait(" in note
+
+
+SENT_HOME = {'send=tk.Epilogue("make")': 'send=tk.SMs(2, tile=(16, 16), at="home")'}
+OF_OWN_RANK = "    mine = tk.wait(partial[t])"
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_tiles_of_an_axis_that_all_wait_for_their_own_rank_are_noted(world: int, tmp_path: Path) -> None:
+    """The home of the rows does not look at what the other ranks made, since a view lacks .at(t.source)."""
+    source = changed(SOURCE, SENT_HOME)
+    clean = load(tmp_path, source, "clean")
+    wrong = load(tmp_path, changed(source, {WAIT_AT_SOURCE: OF_OWN_RANK}), "wrong")
+    assert not clean.program.check(clean.schedule, world=world, M=32 * world, K=16).notes
+    report = wrong.program.check(wrong.schedule, world=world, M=32 * world, K=16)
+    (note,) = report.notes
+    assert report.verdict == "safe"
+    assert "send has a tile for each source, and all of these wait for memory of their own rank: rank 1 waits" in note
+    assert f" {world} times for its own partial[M[32:48], K[0:16]], and nobody waits for that of rank 0 (the " in note
+    assert f"wrong.py:{line(wrong.program, 'send', 'tk.wait')}: " in note
+    assert "If a tile needs the memory of its source, write .at(t.source). " in note
+
+
+def test_a_wait_in_one_tile_of_an_axis_is_not_taken_for_a_mistake(tmp_path: Path) -> None:
+    once = f"    if t.source == tk.rank():\n    {OF_OWN_RANK}"
+    sent = "        tk.notify(tk.copy(mine, inbox[t.source, t]))"
+    summed = "    for source in range(tk.rank(), tk.rank() + 1):"
+    module = load(tmp_path, changed(SOURCE, SENT_HOME | {
+        WAIT_AT_SOURCE: once, SEND: sent, "    for source in tk.ranks():": summed,
+    }))  # fmt: skip
+    (note, *_) = module.program.check(module.schedule, world=2, M=64, K=16).notes
+    assert "Other ranks wait for the same regions of their partial" in note and "each source" not in note
 
 
 def test_signals_that_no_rank_hears_are_noted_without_an_excuse() -> None:

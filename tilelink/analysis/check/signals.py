@@ -25,7 +25,7 @@ from tilelink.analysis.counting import filled
 from tilelink.analysis.events import NOTIFY, Events
 from tilelink.frontend.arithmetic import evaluate
 from tilelink.frontend.cells import CELL, cell_count
-from tilelink.frontend.expressions import RANK
+from tilelink.frontend.expressions import RANK, shown, symbol
 from tilelink.frontend.ir import Notify, Role, places
 
 
@@ -102,7 +102,7 @@ def unheard(sync: Synchronisation) -> list[str]:
         of_tensor = silent[events.tensor[sync.at[silent]] == events.tensor[k]]
         count, signals = len(of_tensor), len(np.unique(sync.signal[of_tensor]))
         notes.append(
-            f"nobody waits for {count} notifications of {signals} signals of {tensor}; the run drains them "
+            f"nobody waits for {count} notifications of {signals} signals of {tensor}; the run resets them "
             f"({site.quoted}). {_heard_elsewhere(sync, of_tensor)}If a wait is missing: a view without .at(...) is on "
             "the rank that executes the tile, and at= of the schedule selects that rank"
         )
@@ -120,10 +120,26 @@ def _heard_elsewhere(sync: Synchronisation, silent: np.ndarray) -> str:
     wait = int(waits[events.cell[waits] == events.cell[k]][0])
     other, site = events.home[wait], events.sites[events.site[wait]]
     name, home = events.touched(k).name, events.home[k]
+    alike = np.logical_and.reduce([c[waits] == c[wait] for c in (events.rank, events.cell, events.site)])
+    times = int(alike.sum())
+    role = events.program.roles[events.role[wait]]
+    if times > 1 and (axis := _unnamed_axis(role, name)):
+        return (
+            f"{role.name} has a tile for each {axis}, and all of these wait for memory of their own rank: rank {other} "
+            f"waits {times} times for its own {events.box(k)}, and nobody waits for that of rank {home} (the wait: "
+            f"{site.quoted}). If a tile needs the memory of its {axis}, write .at(t.{axis}). "
+        )
     return (
         f"Other ranks wait for the same regions of their {name}: for {events.box(k)}, rank {other} waits and rank "
         f"{home} does not, which is right if rank {home} does not need it (the wait: {site.quoted}). "
     )
+
+
+def _unnamed_axis(role: Role, tensor: str) -> str:
+    """A rank axis of a role's space that its waits for a tensor do not depend on, or ""."""
+    named = set[object]().union(*(v.symbols for v in role.awaited if v.tensor == tensor))
+    homes = set[object]().union(*(home.free_symbols for _, home in role.walk.homes))
+    return next((shown(n) for n, _ in role.walk.axes if symbol(n) not in named | homes), "")
 
 
 # ---- deadlocks
