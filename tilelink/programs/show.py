@@ -147,18 +147,18 @@ def target_of(stage: str, target: str | None) -> str:
         raise TargetError(f"there is no target {target}; {known}", site)
     if stage == "gluon" and target in SPECIALISED:
         target = FORMS[target].with_own_warps().name
-    having = [n for n, t in FORMS.items() if _has(t, stage)]
+    having = [n for n, t in FORMS.items() if stage in stages_of(t)]
     if target is not None and target not in having:
-        have = "have" if len(having) > 1 else "has"
-        raise TargetError(f"{target} has no {stage}; {', '.join(having)} {have}", site)
+        have, its = "have" if len(having) > 1 else "has", ", ".join(stages_of(FORMS[target]))
+        raise TargetError(f"{target} has no {stage}; {', '.join(having)} {have} it; {target} has {its}", site)
     return target or having[0]
 
 
-def _has(target: Target, stage: str) -> bool:
-    """Whether a target has a stage. (A stage that is the same for all targets belongs to the targets that run.)"""
-    if stage in CODE:
-        return target.backend == CODE[stage]
-    return target.specialised == (stage == "gluon")
+def stages_of(target: Target) -> tuple[str, ...]:
+    """The stages of a target. (A stage that is the same for all targets belongs to the targets that run.)"""
+    return tuple(
+        s for s in STAGES if (target.backend == CODE[s] if s in CODE else target.specialised == (s == "gluon"))
+    )
 
 
 def with_defaults(

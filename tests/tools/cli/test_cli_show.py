@@ -70,7 +70,17 @@ def test_across_nodes(run: Run) -> None:
 
 def test_a_target_without_the_stage(run: Run) -> None:
     error = run.error("show", "all_gather_matmul", "--stage", "amdgcn", "--target", "sm_90")
-    assert error["class"] == "UsageError" and "gfx942 has" in error["message"]
+    has = "sm_90 has program, events, triton, host, ptx, sass"
+    assert (error["class"], error["message"]) == ("UsageError", f"sm_90 has no amdgcn; gfx942 has it; {has}")
+    error = run.error("show", "all_gather_matmul", "--stage", "program", "--target", "sm_90+warps")
+    assert error["message"].endswith(" have it; sm_90+warps has gluon, ptx, sass")
+
+
+def test_help_says_which_targets_have_which_stages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["show", "-h"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "sm_90+warps, sm_100+warps: gluon, ptx, sass" in said and "cpu: program, events, triton, host;" in said
 
 
 def test_the_specialised_form(run: Run) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilelink.backend.targets import FORMS
 from tilelink.errors import TargetError
-from tilelink.programs.show import STAGES, show, target_of, without_bulk
+from tilelink.programs.show import STAGES, show, stages_of, target_of, without_bulk
 from tilelink.tools.cli.command import Answer, Command, Flag, UsageError
 from tilelink.tools.cli.program import Question, nodes_flag, program_flags, read_schedule
 
@@ -49,6 +49,14 @@ def run(args: argparse.Namespace) -> Answer:
     return Answer(keys, text, said, "finding" if findings else "ok")
 
 
+def _stages() -> str:
+    """Which targets have which stages, as the help says it."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, target in FORMS.items():
+        alike.setdefault(stages_of(target), []).append(name)
+    return "; ".join(f"{', '.join(names)}: {', '.join(stages)}" for stages, names in alike.items())
+
+
 COMMAND = Command(
     run,
     "tilelink show all_gather_matmul --stage triton --world 8 --shape M=8192,N=3584,K=8192 \\\n"
@@ -57,6 +65,9 @@ COMMAND = Command(
         *program_flags(),
         Flag("--stage", choices=STAGES, default=STAGES[0], help="the stage to show (default: %(default)s)"),
         nodes_flag(),
-        Flag("--target", choices=list(FORMS), help="the target that runs it (default: the first with this stage)"),
+        Flag(
+            "--target", choices=list(FORMS),
+            help=f"the target that runs it (default: the first with this stage). Targets and their stages: {_stages()}",
+        ),
     ],
 )  # fmt: skip
