@@ -99,7 +99,7 @@ ORDER = tk.order(lambda step, rank, world: step)
         (lambda: tk.CopyEngine(tile=(48,)), "48 is not a power of two"),
         (lambda: tk.CopyEngine(count=8), "engines are not counted"),
         (lambda: tk.Epilogue(), "missing 1 required positional argument"),
-        (lambda: tk.Epilogue("matmul", group=8), "it takes of=, in this order"),
+        (lambda: tk.Epilogue("matmul", group=8), "it takes of="),
         (lambda: tk.Schedule(gather=3), "gather=3 is not a resource"),
         (lambda: tk.Schedule(slot=3), "slot=3 is not a resource such as tk.SMs(...); did you mean slots?"),
         (lambda: tk.CpuWorld(2, sed=3), "got an unexpected keyword argument 'sed'; did you mean seed?"),

@@ -110,7 +110,7 @@ WRONG = [
         {PASS_ON: PASS_ON.replace("SMs", "CopyEngine").replace("reader", "home"), WAIT: f"{WAIT}  # <-"},
         "it waits for full[M[M_lo:+16], K[K_lo:+16]].at(reader), which another rank "
         "makes",
-        "Give it SMs, or let the rank that makes full execute it",
+        "Give it SMs, or let the rank that makes full execute it: at='reader'",
     ),
     case(
         "waits for an engine",
@@ -179,7 +179,7 @@ WRONG = [
     case(
         "an epilogue of its own",
         {PASS_ON: 'pass_on=tk.Epilogue("bring")', "schedule = tk.Schedule(": "schedule = tk.Schedule(  # <-"},
-        "pass_on=Epilogue('bring'): bring is on the copy engine; a role is folded into one on SMs",
+        "pass_on=Epilogue('bring'): bring is on the copy engine; tk.Epilogue takes the name of a role on SMs that",
     ),
 ]  # fmt: skip
 

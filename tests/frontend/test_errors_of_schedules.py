@@ -361,8 +361,7 @@ SCHEDULES = [
         "nobody executes",
         ScheduleError,
         {GATHER_TILE: "tile=(16, 16)", LAUNCH_GATHER: "gather[tk.tiles(full, reader=tk.ranks)](x, full)  # <-"},
-        "who executes a tile?",
-        "reader, home",
+        "who executes a tile? Write at='reader' or at='home'",
     ),
     pair(
         "executor that is no axis",
@@ -415,6 +414,30 @@ SCHEDULES = [
         f"tk.Schedule(gather=tk.CopyEngine(2, tile=(16, None)), use=tk.SMs({USE_TILE}))  # <-",
         "tk.CopyEngine(2, tile=(16, None)): it takes tile=, order=, at=, streams=, own=, in this order; engines are "
         "not counted",
+    ),
+    schedule(
+        "an engine without a tile",
+        TileSizeError,
+        f"tk.Schedule(gather=tk.CopyEngine(), use=tk.SMs({USE_TILE}))  # <-",
+        "tile=(): a tile is a tuple of sizes, one along each dimension of the role's space, such as tile=(128, 256)",
+    ),
+    schedule(
+        "SMs without a tile",
+        TileSizeError,
+        f"tk.Schedule(gather=tk.SMs(4), use=tk.SMs({USE_TILE}))  # <-",
+        "tile=(): a tile is a tuple of sizes",
+    ),
+    schedule(
+        "a field of another resource",
+        ScheduleError,
+        f"tk.Schedule(gather=tk.SMs({GATHER_TILE}), use=tk.Epilogue('gather', own='stored'))  # <-",
+        "tk.Epilogue('gather', own='stored'): it takes of=; own= is a field of tk.SMs and tk.CopyEngine",
+    ),
+    schedule(
+        "change of a field of another resource",
+        ScheduleError,
+        f"tk.Schedule(gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE})).changed(use={{'streams': 'one'}})  # <-",
+        "waits, wave, whole, own; streams= is a field of tk.CopyEngine",
     ),
     schedule(
         "streams that there are not",

@@ -1,4 +1,4 @@
-"""Roles in the epilogue of another: what becomes of the tile program, and what can't be folded."""
+"""Roles in the epilogue of another: what becomes of the tile program, and what can't be in one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,12 @@ def other(send: str) -> dict[str, str]:
 
 
 WRONG = [
-    case("no such role", other('tk.Epilogue("mak")'), "send=Epilogue('mak'): mak is no role of", "before it: make"),
+    case(
+        "no such role",
+        other('tk.Epilogue("mak")'),
+        "send=Epilogue('mak'): mak is no role of the program; tk.Epilogue takes the name of a role on SMs that is "
+        "launched before send: make",
+    ),
     case("itself", other('tk.Epilogue("send")'), "send is in an epilogue itself"),
     case("a later role", other('tk.Epilogue("add")'), "add is launched later"),
     case(
@@ -73,12 +78,13 @@ WRONG = [
     case(
         "other dimensions",
         {LAUNCH: LAUNCH.replace("(out, source", "(out.cols, source") + "  # <-"},
-        "it runs over K, make over M, K",
+        "send can't be done in the epilogue of make: it runs over K, make over M, K",
     ),
     case(
         "other tiles",
         {LAUNCH: LAUNCH.replace("source=tk.ranks", "source=tk.ranks, reader=tk.ranks") + "  # <-"},
-        "make over M by 16, K by 16 (home in turn on each rank); a folded role has the same tiles on the same rank",
+        "make over M by 16, K by 16 (home in turn on each rank); a role in an epilogue has the same tiles on the same "
+        "rank",
     ),
     case(
         "waits for a peer",
@@ -99,7 +105,7 @@ WRONG = [
     case(
         "computes",
         {SEND: "    block = mine.load()  # <-\n    tk.notify(inbox[t.source, t].store(block))"},
-        "it computes; a role in an epilogue only copies what make made",
+        "send can't be done in the epilogue of make: it computes; a role in an epilogue only copies what make made",
     ),
     case(
         "producer that copies",

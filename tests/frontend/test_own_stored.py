@@ -47,7 +47,7 @@ WRONG = [
         "computes",
         {SEND: "    block = mine.load()  # <-\n    tk.notify(inbox[t.source, t].store(block))"},
         "it computes; a role in an epilogue only copies what make made",
-        'send has own="stored", so make would do that for what stays on a rank. Leave out own="stored": ',
+        'send has own="stored", so make would do that for what stays on a rank. Leave out own="stored"; the schedule: ',
     ),
     case(
         "other tiles",
@@ -92,8 +92,8 @@ WRONG = [
         ScheduleError,
         stored({WAIT: f"{WAIT.replace('.at(t.source)', '')}  # <-"}, STORED.replace("source", "home")),
         (
-            "it waits for partial[M[M_lo:+16], K[K_lo:+16]], memory of rank, and source is the rank that makes it: "
-            "write .at(t.source)",
+            "it waits for partial[M[M_lo:+16], K[K_lo:+16]], memory of its own rank, and source is the rank that makes "
+            "it: write .at(t.source)",
         ),
     ),
     case(
@@ -118,6 +118,14 @@ WRONG = [
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda c: c.name)
 def test_what_can_not_be_stored(wrong: Case, tmp_path: Path) -> None:
     check(wrong, tmp_path)
+
+
+def test_the_schedule_is_named_once(tmp_path: Path) -> None:
+    module = load(tmp_path, stored({SEND: "    tk.notify(inbox[t.source, t].store(mine.load()))"}))
+    with pytest.raises(ScheduleError, match="can't be done in the epilogue of make") as e:
+        module.main()
+    assert e.value.message.endswith(f'. Leave out own="stored"; the schedule: {module.schedule.site}')
+    assert str(e.value).count(str(module.schedule.site)) == 1
 
 
 @pytest.mark.parametrize("at", ["source", "home"])

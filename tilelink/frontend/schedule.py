@@ -29,11 +29,19 @@ OF_ORDERS = {"group": "tk.grouped(8)", "columns": "tk.columns_first(1)", "by_ran
 
 
 def _meant(name: str, known: Collection[str]) -> str:
-    """The end of an error about an unknown field of a role: what to write in its place, if that can be guessed."""
+    """The end of an error about an unknown field of a role: which resources have the field, or what to write in its
+    place, if that can be guessed."""
+    kinds = _Fields.__subclasses__()
+    if having := [f"tk.{kind.__name__}" for kind in kinds if name in _names(kind)]:
+        return f"; {name}= is a field of {' and '.join(having)}"
     if (meant := similar(name, known)) or "order" not in known:
         return meant
     of_order = next((f for f in OF_ORDERS if name == f or similar(name, [f])), "")
     return of_order and f"; {of_order} is of an order: write order={OF_ORDERS[of_order]}"
+
+
+def _names(kind: type) -> list[str]:
+    return [f.name for f in fields(kind)]
 
 
 class _Fields:
@@ -42,13 +50,13 @@ class _Fields:
     @public
     def __new__(cls, *given: Any, **named: Any) -> Self:
         """Raises ScheduleError for unknown fields, and for fields that are given twice."""
-        known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+        known = _names(cls)
         unknown = [n for n in named if n not in known]
         if unknown or len(given) > len(known) or named.keys() & known[: len(given)]:
             said = ", ".join([*map(repr, given), *(f"{n}={v!r}" for n, v in named.items())])
-            takes = ", ".join(f"{n}=" for n in known)
+            takes = ", ".join(f"{n}=" for n in known) + (", in this order" if len(known) > 1 else "")
             meant = _meant(unknown[0], known) if unknown else ""
-            message = f"tk.{cls.__name__}({said}): it takes {takes}, in this order{cls.hint}{meant}"
+            message = f"tk.{cls.__name__}({said}): it takes {takes}{cls.hint}{meant}"
             raise ScheduleError(message, Site.of_user())
         return super().__new__(cls)
 
@@ -315,8 +323,12 @@ class Schedule(Mapping[str, Resource]):
 
 def _check_walk(tile: Any, order: Any, site: Site) -> None:
     """Raises TileSizeError or ScheduleError for a wrong tile or order."""
-    if not isinstance(tile, tuple):
-        raise TileSizeError(f"tile {tile!r}: a tile is a tuple of sizes, such as (128, 256)", site)
+    if not isinstance(tile, tuple) or not tile:
+        raise TileSizeError(
+            f"tile={tile!r}: a tile is a tuple of sizes, one along each dimension of the role's space, such as "
+            "tile=(128, 256), or tile=(128, None) in a role that only copies",
+            site,
+        )
     for size in tile:
         if size is not None and not power_of_two(size):
             raise TileSizeError(f"tile {tile}: {size!r} is not a power of two", site)

@@ -232,7 +232,7 @@ def executor_of(role: str, space: Space, resource: SMs | CopyEngine, ranks: tupl
         if space.sharded and "home" in ranks:
             return "home"
         if space.axes:
-            raise ScheduleError(f"{role}: who executes a tile? at= has to be one of {', '.join(ranks)}", site)
+            raise ScheduleError(f"{role}: who executes a tile? Write {' or '.join(f'at={n!r}' for n in ranks)}", site)
         return None
     if at not in ranks:
         known = f"one of {', '.join(ranks)}" if ranks else "left out, every rank executes the tiles of a local tensor"

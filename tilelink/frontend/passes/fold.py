@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
-from tilelink.errors import ScheduleError
+from tilelink.errors import ScheduleError, Site
 from tilelink.frontend import ir
 from tilelink.frontend.expressions import shown
 from tilelink.frontend.passes.elaborate import Binding, with_role
@@ -49,8 +49,8 @@ def _producer(launch: Launch, resource: Epilogue, schedule: Schedule, made: Mapp
     else:
         why = "is no role of the program"
     raise ScheduleError(
-        f"{launch.scheduled}={resource}: {resource.of} {why}; a role is folded into one on SMs that is launched before "
-        f"it: {', '.join(made) or 'none'}",
+        f"{launch.scheduled}={resource}: {resource.of} {why}; tk.Epilogue takes the name of a role on SMs that is "
+        f"launched before {launch.scheduled}: {', '.join(made) or 'none'}",
         schedule.site,
     )
 
@@ -66,7 +66,7 @@ def in_tiles_of(
         runs = f"over {', '.join(space.dims)}, {producer.name} over {', '.join(theirs)}"
         if isinstance(space.routed, RouteWord):
             runs = f"over the rows of a route, and its tiles are not those of {producer.name}"
-        raise ScheduleError(f"{launch.function.name} can't be folded into {producer.name}: it runs {runs}", launch.site)
+        raise _refused(launch.function.name, producer, f"it runs {runs}", launch.site)
     taken = binding.launch(producer.name).function.mentioned
     executors: list[str | None] = list(rank_axes(space, frozenset(program.cut)))
     found = []
@@ -78,16 +78,19 @@ def in_tiles_of(
         found.append(role)
     alike = [role for role in found if role.walk == producer.walk]
     if not alike:
-        name, ours = found[0].name, _space(producer)
-        raise ScheduleError(
-            f"{name} can't be folded into {producer.name}: it runs over {_space(found[0])}, {producer.name} over "
-            f"{ours}; a folded role has the same tiles on the same rank, so its space has the same dimensions, and one "
-            "rank axis for whoever makes the tile",
-            found[0].site,
+        why = (
+            f"it runs over {_space(found[0])}, {producer.name} over {_space(producer)}; a role in an epilogue has the "
+            "same tiles on the same rank, so its space has the same dimensions, and one rank axis for whoever makes "
+            "the tile"
         )
+        raise _refused(found[0].name, producer, why, found[0].site)
     folded = next((role for role in alike if set(role.awaited) <= set(_notified(producer))), alike[0])
     _check(producer, folded, [r for r in program.roles if r.name not in (producer.name, *producer.folded, folded.name)])
     return program, folded
+
+
+def _refused(role: str, producer: ir.Role, why: str, site: Site) -> ScheduleError:
+    return ScheduleError(f"{role} can't be done in the epilogue of {producer.name}: {why}", site)
 
 
 def _with_epilogue(producer: ir.Role, folded: ir.Role, program: ir.TileProgram) -> ir.Role:
@@ -118,7 +121,7 @@ def _check(producer: ir.Role, folded: ir.Role, others: Sequence[ir.Role]) -> Non
     """Raises ScheduleError for a role that can't be folded into the producer."""
 
     def fail(where: ir.Statement | ir.Role, why: str) -> NoReturn:
-        raise ScheduleError(f"{folded.name} can't be folded into {producer.name}: {why}", where.site)
+        raise _refused(folded.name, producer, why, where.site)
 
     notified = _notified(producer)
     if not folded.awaited:

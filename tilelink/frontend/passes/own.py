@@ -38,7 +38,7 @@ def store_own(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
             program, folded = in_tiles_of(producer, program, binding, binding.launch(role.name))
         except ScheduleError as e:
             why = f'{role.name} has own="stored", so {producer.name} would do that for what stays on a rank'
-            raise e.because_of(f"{why}. {CURE}", binding.schedule.site) from None
+            raise type(e)(f"{e.message}; {why}. {CURE}", e.site) from None
         _check(role, producer, folded, program)
         made = {producer.name: _storing_own(producer, folded, program), role.name: _copying_others(role)}
         program = replace(program, roles=tuple(made.get(r.name, r) for r in program.roles))
@@ -75,7 +75,8 @@ def _check(role: ir.Role, producer: ir.Role, folded: ir.Role, program: ir.TilePr
     home = axis(maker) if axis(maker).name in dict(role.walk.axes) else RANK
     for wait in ir.every(ir.Wait, role.body):
         if wrong := next((v for v in wait.views if v.home != home), None):
-            of = f"memory of {wrong.home_text}, and {maker} is the rank that makes it"
+            whose = "its own rank" if wrong.home == RANK else wrong.home_text
+            of = f"memory of {whose}, and {maker} is the rank that makes it"
             raise _refused(role, f"it waits for {wrong}, {of}: write .at(t.{maker})", wait.site)
 
 

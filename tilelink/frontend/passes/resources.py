@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from tilelink.errors import ScheduleError, Site
-from tilelink.frontend.expressions import RANK
+from tilelink.frontend.expressions import RANK, shown, symbol
 from tilelink.frontend.ir import ALL_RANKS, Copy, For, If, Notify, Role, TileProgram, Wait, walk
 from tilelink.frontend.passes.elaborate import Binding
 from tilelink.frontend.schedule import COMPUTES, SMs
@@ -62,8 +62,9 @@ def _check_wait(role: Role, wait: Wait, program: TileProgram) -> None:
     site, its_own = wait.site, "an engine waits only for what the kernel of its own rank makes"
     for view in wait.views:
         if view.home != RANK:
+            maker = next((f": at={shown(n)!r}" for n, _ in role.walk.axes if symbol(n) == view.home), "")
             _fail(role, site, f"it waits for {view}, which another rank makes, and {its_own}. Give it SMs, or let the "
-                  f"rank that makes {view.tensor} execute it")
+                  f"rank that makes {view.tensor} execute it{maker}")
         for other, v in ((r, v) for r in program.roles for v in r.notified if v.tensor == view.tensor):
             engine = not isinstance(other.resource, SMs)
             if engine or v.home != RANK:
