@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -111,7 +112,7 @@ def _unfitted(outcomes: Sequence[Outcome]) -> str:
     (all_off, worst), (judged_off, _) = errors(fused, UNFITTED), errors(judged, UNFITTED)
     unfused_off, unfused_worst = errors(unfused, UNFITTED)
     return (
-        "**`tilelink simulate` and `tilelink plan` use nothing fitted.** Their predictions of fused rows are "
+        "**`tilelink simulate` and `tilelink plan` use nothing fitted.** Their predictions of fused rows are\n"
         f"{100 * judged_off:.0f} % off for the rows for judging, and {100 * all_off:.0f} % for all {len(fused)} rows.\n"
         f"The largest error is {100 * worst:.0f} %. {fast} of {len(fused)} took longer than predicted.\n"
         f"Predictions name the faster of two implementations of a row in {right} of {total} pairs.\n"
@@ -169,10 +170,14 @@ def _errors(results: Sequence[Result]) -> str:
     return " | ".join(f"{e:.1%}" for model in MODELS for e in errors(results, model))
 
 
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 100, break_on_hyphens=False)
+
+
 def _source(o: Outcome) -> str:
-    lines = [f"## {o.source.name}", "", f"{o.source.where}. {o.source.note}".strip(), ""]
+    lines = [f"## {o.source.name}", "", _wrapped(f"{o.source.where}. {o.source.note}"), ""]
     for model in (EVENTS, SIMPLE):
-        lines.append(f"Fitted, {model}: {fitted(o.parameters[model], o.source)}.")
+        lines.append(_wrapped(f"Fitted, {model}: {fitted(o.parameters[model], o.source)}."))
     models = EVENTS, SIMPLE, UNFITTED
     lines += ["", *head("", "row", "implementation", "published", *(column for m in models for column in (m, "error")))]
     for r in o.results:

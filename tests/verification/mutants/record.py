@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,10 @@ def table(record: Mapping[str, Any]) -> str:
     for s in record["survivors"]:
         if s["why"]:
             reasons[s["why"]] = reasons.get(s["why"], 0) + 1
-    why = "\n".join(f"- {n}: {reason}." for reason, n in sorted(reasons.items(), key=lambda i: -i[1]))
+    why = "\n".join(
+        textwrap.fill(f"- {n}: {reason}.", 100, subsequent_indent="  ", break_on_hyphens=False)
+        for reason, n in sorted(reasons.items(), key=lambda i: -i[1])
+    )
     missed = [s for s in record["survivors"] if not s["why"]]
     rest = "\n".join(f"- {s['subject']}, {s['level']}, {s['kind']}: `{s['what']}`" for s in missed)
     return f"{made}\n\n{why}\n\nMissed:\n\n{rest or '- none.'}"
