@@ -359,7 +359,8 @@ class Program:
         **sizes: Any,
     ) -> Prediction:
         """The predicted times of a run on a machine, given by name or description; see `bound_at` and
-        `tilelink.analysis.simulate.simulate`. `reserved`: SMs that the lane leaves to other kernels.
+        `tilelink.analysis.simulate.simulate`. Without `dtypes`, tensors that declare no dtype are bfloat16, as in the
+        commands. `reserved`: SMs that the lane leaves to other kernels.
         `tell` is called now and then with the progress."""
         from tilelink.analysis.machine import machine as described
         from tilelink.analysis.simulate import simulate
