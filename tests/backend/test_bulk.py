@@ -38,12 +38,14 @@ from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
+from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
 from tilelink.runtime.trace import align
 
 DESCRIBING = replace(CPU, name="cpu with descriptors", descriptors=True, shared_bytes=1 << 17)
 PARTS = [(48,), (32, 32), (16, 16, 16), (16, 16, 16, 16), (5, 0, 17)]
 """Rows of the ranks of worlds of 1 to 4: also parts that no tile divides, and an empty one."""
 EIGHT = (5, 1, 0, 17, 3, 3, 16, 2)
+SPANNING = re.MULTILINE | re.DOTALL
 
 
 def of_engine(source: str) -> tuple[int, int]:
@@ -104,6 +106,20 @@ def test_a_tile_tells_what_is_stored_when_it_is_complete() -> None:
     assert told(all_gather_matmul, "push") == [True]
     assert told(matmul_reduce_scatter, "push") == [False, False, True], "matmul tells of its own rows, too"
     assert told(matmul_reduce_scatter, "fused") == [False], "threads store what they multiply"
+
+
+@pytest.mark.parametrize("target", ["sm_90", "sm_90+warps"])
+def test_a_block_that_goes_to_one_of_two_places_is_stored_once(target: str) -> None:
+    """If rows lie alike in both, only the place is chosen: a store in each branch would take more registers."""
+
+    def stores(program: Any, schedule: str, role: str) -> tuple[int, int]:
+        """The stores of a role to a place that is chosen, and all."""
+        functions = re.findall(rf"^def {role}\w*\(.*?(?=^\n|\Z)", small(target, program, schedule)[0].source, SPANNING)
+        (places,) = (found for f in functions if (found := re.findall(r" (?:tl\.)?store\((\w+)", f)))
+        return sum(p.startswith("place") for p in places), len(places)
+
+    assert stores(matmul_reduce_scatter, "push", "matmul") == (1, 1)
+    assert stores(matmul_ring_reduce_scatter, "ringed", "ring") == (0, 2), "the caller's rows need not lie like ours"
 
 
 def made(program: Any, schedule: tk.Schedule, world: int = 2) -> Made:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -134,17 +134,20 @@ class Addresses:
         token: Source | None = None,
         hoisted: bool = True,
         moved: Source | None = None,
+        origin: Source | None = None,
     ) -> Address:
         """The address of the block that a view describes. All ranges of the view have extents. `hoisted`: offsets
         inside the block are made before the loop over tiles; else they are made where the block is, and take no
-        registers elsewhere. `moved`: a vector of truths that says which of its rows are moved; None for all."""
+        registers elsewhere. `moved`: a vector of truths that says which of its rows are moved; None for all. `origin`:
+        the `origin` of the view, if it has a name."""
         tensor = self.program.tensor(view.tensor)
         strides = self.strides(tensor, published)
         ranges = view.ranges
         corner: list[Source] = []
         inside: list[Source] = []
         masks: list[Source] = [] if moved is None else [f"{moved}{along(0, len(ranges))}"]
-        for k, (i, at) in enumerate(zip(view.index, self.corner(view, token), strict=True)):
+        begins = self.corner(view, token) if origin is None else map(self.text, _starts(view))
+        for k, (i, at) in enumerate(zip(view.index, begins, strict=True)):
             if not isinstance(i, Range):
                 corner += [self.offset(at, strides[k])] if at != ZERO else []
                 continue
@@ -163,12 +166,26 @@ class Addresses:
                 corner.append(_times(f"tl.cast({at}, tl.int64){spread}", strides[k]))
             if not fills(i, self.facts):
                 masks.append(self.mask(i, spread, hoisted))
-        pointer = [self.base(view, home, published=published), *corner]
+        pointer = [origin or self.base(view, home, published=published), *corner]
         if inside:
             shape = "_by_".join(str(r.extent) for r in ranges)
             own = "" if self.on_heap(tensor, published) or tensor.name not in self.heap else "own_"
             pointer.append(self.hoist(f"{tensor.name}_{own}{shape}", " + ".join(inside)))
         return Address(" + ".join(pointer), " & ".join(masks) if masks else None)
+
+    def origin(self, view: View, home: Source | None = None) -> Source:
+        """A pointer to where the ranges of a view would begin, if they began at 0: the block's offsets
+        from there are those of all blocks that `lies` says the same of."""
+        index = (replace(i, start=sympy.S.Zero) if isinstance(i, Range) else i for i in view.index)
+        at_zero = replace(view, index=tuple(index))
+        places = zip(self.corner(at_zero, None), self.strides(self.program.tensor(view.tensor)), strict=True)
+        return " + ".join([self.base(view, home), *(self.offset(at, stride) for at, stride in places if at != ZERO)])
+
+    def lies(self, view: View) -> tuple[Hashable, ...]:
+        """What decides the offsets of a block from the `origin` of its view: its dtype, ranges and strides."""
+        tensor = self.program.tensor(view.tensor)
+        along_ranges = (s for s, i in zip(self.strides(tensor), view.index, strict=True) if isinstance(i, Range))
+        return tensor.dtype, view.ranges, *along_ranges
 
     def picked(self, view: View) -> str:
         """The variable with the numbers of the rows of a view that integers pick."""
@@ -231,6 +248,11 @@ class Addresses:
 def arange(extent: int | None) -> Source:
     """The elements of a block along one dimension."""
     return f"tl.arange(0, {extent})"
+
+
+def _starts(view: View) -> list[Expr]:
+    """Where the ranges of a view start; 0 for an index."""
+    return [i.start if isinstance(i, Range) else sympy.S.Zero for i in view.index]
 
 
 def along(k: int, n: int) -> str:

@@ -148,15 +148,25 @@ class RoleEmitter:
                     self.statements(s.body)
                 self.pipelined = outside
             case ir.If() | ir.DataIf():
-                condition = self.text(s.condition) if isinstance(s, ir.If) else self.code(s, s.condition)
-                around, said = self.holds, (s.condition,) if isinstance(s, ir.If) else ()
-                with self.write.branch(condition):
-                    self.holds = around.union(said)
-                    self.statements(s.body)
-                with self.write.otherwise():
-                    self.holds = around.union(map(sympy.Not, said))
-                    self.statements(s.orelse)
-                self.holds = around
+                self.branches(s)
+
+    def branches(self, s: ir.If | ir.DataIf) -> None:
+        condition = self.text(s.condition) if isinstance(s, ir.If) else self.code(s, s.condition)
+        match s:
+            case ir.If(body=(ir.Store() as first, *rest), orelse=(ir.Store() as other, *others)):
+                if one := self.near.either(condition, first, other):
+                    self.statement(one)
+                    s = s.around(tuple(rest), tuple(others))
+        if not any(s.blocks):
+            return
+        around, said = self.holds, (s.condition,) if isinstance(s, ir.If) else ()
+        with self.write.branch(condition):
+            self.holds = around.union(said)
+            self.statements(s.body)
+        with self.write.otherwise():
+            self.holds = around.union(map(sympy.Not, said))
+            self.statements(s.orelse)
+        self.holds = around
 
     @property
     def owed(self) -> str:
