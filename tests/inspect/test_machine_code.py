@@ -76,6 +76,36 @@ k:
 .L_x_end:
         /*0200*/                   BRA `(.L_x_end);
 """
+DISPATCHED = """\
+.L_x_dispatch:
+	//## File "/cache/k_0.py", line 30
+        /*0000*/                   BAR.SYNC.DEFER_BLOCKING 0x1 ;
+        /*0010*/               @P0 BRA `(.L_x_send) ;
+.L_x_tile:
+	//## File "/cache/k_0.py", line 11
+        /*0020*/               @P1 BRA `(.L_x_dispatch) ;
+.L_x_step:
+        /*0030*/                   HGMMA.64x256x16.F32.BF16 R24, gdesc[UR4], R24 ;
+        /*0040*/              @!P0 BRA `(.L_x_step) ;
+        /*0050*/               @P2 BRA `(.L_x_other) ;
+        /*0060*/                   STG.E.128 desc[UR4][R2.64], R24 ;
+        /*0070*/                   STG.E.128 desc[UR4][R2.64], R24 ;
+        /*0080*/                   BRA `(.L_x_done) ;
+.L_x_other:
+        /*0090*/                   STG.E.64 desc[UR4][R2.64], R24 ;
+        /*00a0*/               @P3 BRA `(.L_x_done) ;
+        /*00b0*/                   MEMBAR.SC.SYS ;
+.L_x_done:
+        /*00c0*/              @!P4 BRA `(.L_x_tile) ;
+        /*00d0*/                   BRA `(.L_x_dispatch) ;
+.L_x_send:
+	//## File "/cache/k_0.py", line 21
+        /*00e0*/                   LDG.E.128 R4, desc[UR4][R2.64] ;
+        /*00f0*/               @P0 BRA `(.L_x_send) ;
+        /*0100*/              @!P1 BRA `(.L_x_dispatch) ;
+        /*0110*/                   EXIT ;
+"""
+"""Warps wait in a loop for their function. One function has a tile with a branch."""
 GCN = """\
 k:
 .Lfunc_begin0:
@@ -151,6 +181,21 @@ def test_the_parts_of_a_tile_in_sass() -> None:
     assert list(code.order(sorted(once)[-5:])) == ["1 system_fence", "1 proxy_fence", "1 atomic"]
 
 
+def test_the_loop_in_which_warps_wait_for_their_function_is_no_tile() -> None:
+    dispatch, tile, *_ = read(DISPATCHED, "cuda").loops
+    assert dispatch.body > tile.body and (dispatch.function, tile.function) == ("", "multiply")
+
+
+def test_a_tile_takes_the_dearest_way_at_a_branch() -> None:
+    code = read(DISPATCHED, "cuda")
+    _, tile, *_ = code.loops
+    step = code.steady("multiply")
+    assert step is not None and len(code.once(tile, step)) == 11
+    dear = {"system_fence": 9.0, "global_store": 1.0}
+    assert code.path(tile, step, lambda x: dear.get(x.kind, 0.1)) == [2, 3, 4, 5, 9, 10, 11, 12]
+    assert code.path(tile, step, lambda x: 1.0 if x.kind == "global_store" else 0.1) == [2, 3, 4, 5, 6, 7, 8, 12]
+
+
 def test_gcn_is_read_with_a_latch_above_its_header() -> None:
     code = read(GCN, "hip")
     tile, step = code.loops
@@ -205,6 +250,18 @@ def test_the_fence_of_a_late_signal_stands_behind_the_next_main_loop_on_sm_90(pr
     behind = [what.split()[-1] for what in order[order.index(")") :]]
     assert behind.index("system_fence") < behind.index("atomic") < behind.index("global_store")
     assert kernel.spill_bytes == 0
+
+
+def test_a_tile_of_own_warps_takes_one_way_and_has_no_code_of_other_roles() -> None:
+    """The epilogue stores a tile to the rank's own inbox, or for other ranks."""
+    lowered, sizes = lowered_for(matmul_reduce_scatter, "pull", "sm_90+warps")
+    (kernel,) = inspected(lowered, compiled(lowered, sizes))
+    found = {role.name: role for role in kernel.roles}
+    multiply, load, tell = (found[f"matmul_{what}"] for what in ("multiply", "load", "tell"))
+    assert multiply.after.widths["global_store"] == {16: 16} and multiply.cheaper > 100
+    assert load.order == ("loop(", "2 tma_load", ")") and load.slow == 0
+    assert tell.order == ("loop(", "2 global_load", "1 system_fence", "1 atomic", ")") and tell.slow == 0
+    assert tell.exposed_us < 1.6
 
 
 @pytest.mark.verify

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
@@ -28,7 +28,8 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop of machine code. `function`: the emitted module's function that has most of its instructions."""
+    """A loop of machine code. `function`: the emitted module's function that has most of its instructions; "" if loops
+    inside are of other functions. The loop in which warps wait for their function is one of these."""
 
     header: int
     body: frozenset[int]
@@ -97,7 +98,8 @@ class Code:
             count = Counter(f for k in here if (f := self.instructions[k].function))
             outer = [x.function for x in made if x.body >= here]
             made.append(Loop(header, here, max(count, key=lambda f: count[f]) if count else (outer or [""])[-1]))
-        return tuple(made)
+        shared = [any(y.body < x.body and y.function != x.function for y in made) for x in made]
+        return tuple(replace(x, function="") if s else x for x, s in zip(made, shared, strict=True))
 
     def steady(self, function: str) -> Loop | None:
         """The innermost loop with matrix instructions, the largest if there are several; without any, the loop with
@@ -121,15 +123,30 @@ class Code:
         )
 
     def once(self, tile: Loop, steady: Loop) -> frozenset[int]:
-        """The instructions that run in a tile if no wait has to wait: of inner loops, which poll, only the shortest
-        path through, and nothing that is reached from the rest of them."""
-        way = {*self._way([tile.header], steady.header), *self._way([steady.header], steady.header)}
-        way |= {tile.header, *self._way(steady.body, tile.header)}
+        """The instructions that may run in a tile if no wait has to wait: of inner loops, which poll, only the shortest
+        path through, and nothing that is reached from the rest of them. Of branches it has all ways."""
+        iteration = {steady.header, *self._way([steady.header], steady.header, tile)}
+        way = {tile.header, *self._way([tile.header], steady.header, tile), *iteration}
+        way.update(self._way(iteration, tile.header, tile))
         polls = {k for x in self.loops if x.body < tile.body and not x.body & {steady.header} for k in x.body}
         return frozenset(_reached([tile.header], self.after, polls - way) & tile.body)
 
-    def _way(self, first: Iterable[int], last: int) -> list[int]:
-        """The instructions on the shortest path from one of `first` to `last`, without both ends."""
+    def path(self, tile: Loop, steady: Loop, cost: Callable[[Instruction], float]) -> list[int]:
+        """The dearest path through a tile and its steady loop, among the instructions of `once`, in the order in which
+        they run. It goes once through each loop, and takes one way at each branch. `cost`: of an instruction."""
+        once = self.once(tile, steady)
+        ways = {k: {way for way in self.after[k] if way in once} for k in once}
+        for x in reversed([x for x in self.loops if x.body < tile.body]):  # inner loops first
+            here = x.body & once
+            beyond = {way for k in here for way in ways[k]} - x.body
+            ways |= {k: ways[k] - {x.header} | beyond for k in here if x.header in ways[k]}
+        last = {k for k in once if tile.header in ways[k]}
+        ways |= {k: ways[k] - {tile.header} for k in last}
+        costs = {k: cost(self.instructions[k]) for k in once}
+        return [*_dearest(tile.header, {steady.header}, ways, costs)[:-1], *_dearest(steady.header, last, ways, costs)]
+
+    def _way(self, first: Iterable[int], last: int, tile: Loop) -> list[int]:
+        """The instructions on the shortest path in a tile from one of `first` to `last`, without both ends."""
         came = {k: k for k in first}
         step, there = list(came), -1
         while step and there < 0:
@@ -138,7 +155,7 @@ class Code:
                 for way in self.after[k]:
                     if way == last:
                         there = k
-                    elif way not in came and way < self.slow:
+                    elif way not in came and way in tile.body:
                         came[way] = k
                         ahead.append(way)
             step = ahead
@@ -181,3 +198,26 @@ def _reached(first: Iterable[int], ways: Sequence[Iterable[int]], avoiding: Cont
                 reached.add(k)
                 to_do.append(k)
     return reached
+
+
+def _dearest(
+    first: int, last: Container[int], ways: Mapping[int, Iterable[int]], costs: Mapping[int, float]
+) -> list[int]:
+    """The path of the highest cost from `first` to one of `last`, with both ends. It takes no way that leads back."""
+    best: dict[int, tuple[float, int]] = {}
+    begun, stack = {first}, [(first, iter(ways[first]))]
+    while stack:
+        k, ahead = stack[-1]
+        if (way := next((way for way in ahead if way not in begun), None)) is not None:
+            begun.add(way)
+            stack.append((way, iter(ways[way])))
+            continue
+        stack.pop()
+        ends = [(best[way][0], way) for way in ways[k] if way in best] + [(0.0, -1)] * (k in last)
+        if ends:
+            cost, way = max(ends)
+            best[k] = cost + costs[k], way
+    path = [first]
+    while (way := best[path[-1]][1]) >= 0:
+        path.append(way)
+    return path

@@ -2,7 +2,8 @@
 
 The steady loop is the innermost loop with matrix instructions. In a role without any, it is the loop with loads by TMA,
 or else the loop that moves most bytes. Instructions are read from disassembled text with lines of the source. Each line
-belongs to a function of the emitted module. Code is counted once, however often it runs. Nothing is run.
+belongs to a function of the emitted module. Code is counted once, however often it runs. Of the ways of a branch, a
+tile runs one: the dearest counts. Nothing is run.
 """
 
 from __future__ import annotations
@@ -12,27 +13,34 @@ import subprocess
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tilelink.backend.cache import store
 from tilelink.backend.lower import Lowered
 from tilelink.backend.parameters import WORKERS
 from tilelink.inspect.compile import Compiled, CompileError
-from tilelink.inspect.instructions import Code, Stretch
+from tilelink.inspect.instructions import Code, Instruction, Stretch
 
 SCHEDULERS = 4
-SYSTEM_FENCE_US = 0.58
-"""The time of a system fence: measured by others on an H200, assumed for other chips."""
-BARRIER_US, MEMORY_US = 0.03, 0.7
-"""Assumed times: a barrier of a block, and a trip to memory."""
+WAITS_US = {"system_fence": 0.58, "barrier": 0.03}
+"""The time of a system fence: measured by others on an H200, assumed for other chips. And that of a barrier of a block:
+assumed."""
+MEMORY_US = 0.7
+"""The assumed time of a trip to memory."""
 
 
 @dataclass(frozen=True)
 class RoleCode:
-    """A role in machine code: the instructions that run in a tile if no wait has to wait. `stages`: the stages that its
-    source asks for, 0 if no loop is pipelined. `step`: an iteration of the steady loop; `before` and `after`: the code
-    around that loop in a tile. `slow`: instructions of a tile that only run if a wait has to wait, or fails. `order`:
-    the notable instructions in the order of the code. `exposed_us`: an estimate (see the function `exposed_us`)."""
+    """A role in machine code: the instructions that run in a tile if no wait has to wait, on the dearest path through
+    its branches. `stages`: the stages that its source asks for, 0 if no loop is pipelined. `step`: an iteration of the
+    steady loop; `before` and `after`: the code around that loop in a tile. `slow`: instructions of a tile that only run
+    if a wait has to wait, or fails. `cheaper`: instructions on the other ways of branches. `order`: the notable
+    instructions in the order in which they run.
+
+    `exposed_us`: an estimate of the time of a tile in which nothing is multiplied: the sum of `cost_us` over `before`
+    and `after`, and one trip to memory before the first product. For a role that does not multiply: over all parts.
+    """
 
     name: str
     stages: int
@@ -40,6 +48,7 @@ class RoleCode:
     step: Stretch
     after: Stretch
     slow: int
+    cheaper: int
     order: tuple[str, ...]
     exposed_us: float
 
@@ -90,33 +99,29 @@ def listing(kernel: Compiled) -> str:
     return done.stdout
 
 
-def exposed_us(around: Stretch, warps: int, clock_ghz: float) -> float:
-    """Estimates the microseconds of a tile in which nothing is multiplied, if no wait has to wait.
-
-    `around`: the code that runs in a tile around the steady loop; for a role that does not multiply, all code of a
-    tile. Each of four schedulers issues it for a quarter of the warps, an instruction a cycle. Then each barrier, each
-    system fence, and one trip to memory before the first product are added:
-
-    instructions * warps / 4 / clock + barriers * 0.03 us + system fences * 0.58 us + 0.7 us.
-    """
-    issue = around.total * warps / SCHEDULERS / (clock_ghz * 1e3)
-    return issue + around.kinds["barrier"] * BARRIER_US + around.kinds["system_fence"] * SYSTEM_FENCE_US + MEMORY_US
+def cost_us(x: Instruction, warps: int, clock_ghz: float) -> float:
+    """Estimates the microseconds that an instruction takes: each of four schedulers issues it for a quarter of the
+    warps, an instruction a cycle. A barrier takes 0.03 us more, and a system fence 0.58 us."""
+    return warps / SCHEDULERS / (clock_ghz * 1e3) + WAITS_US.get(x.kind, 0.0)
 
 
 def _role(code: Code, name: str, stages: int, lowered: Lowered) -> RoleCode | None:
-    """A role in the order of its code; None if it has no loop here."""
+    """A role in the order in which its code runs; None if it has no loop here."""
     steady = code.steady(name)
     if steady is None:
         return None
+    us = partial(cost_us, warps=lowered.warps, clock_ghz=lowered.target.clock_ghz)
     tile = max((x for x in code.loops if x.function == name and x.body >= steady.body), key=lambda x: len(x.body))
-    once = sorted(code.once(tile, steady), key=lambda k: (k < tile.header, k))  # a latch may stand above the header
-    inside = [n for n, k in enumerate(once) if k in steady.body]
-    parts = once[: inside[0]], once[inside[0] : inside[-1] + 1], once[inside[-1] + 1 :]
+    once, path = code.once(tile, steady), code.path(tile, steady, us)
+    inside = [n for n, k in enumerate(path) if k in steady.body]
+    parts = path[: inside[0]], path[inside[0] : inside[-1] + 1], path[inside[-1] + 1 :]
     before, step, after = map(code.stretch, parts)
     order = [*code.order(parts[0]), "loop(", *code.order(parts[1]), ")", *code.order(parts[2])]
-    around = code.stretch([*parts[0], *parts[2]] if step.kinds["matrix"] else once)
-    exposed = round(exposed_us(around, lowered.warps, lowered.target.clock_ghz), 2)
-    return RoleCode(name, stages, before, step, after, len(tile.body) - len(once), tuple(order), exposed)
+    around = [*parts[0], *parts[2]] if step.kinds["matrix"] else path
+    exposed = round(sum(us(code.instructions[k]) for k in around) + MEMORY_US, 2)
+    return RoleCode(
+        name, stages, before, step, after, len(tile.body) - len(once), len(once) - len(path), tuple(order), exposed
+    )  # fmt: skip
 
 
 def _stages(function: ast.FunctionDef) -> int:

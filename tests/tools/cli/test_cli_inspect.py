@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.tools.cli.command_lines import Run
@@ -29,9 +31,19 @@ def test_inspect(run: Run) -> None:
 def test_inspect_for_people(run: Run) -> None:
     code, text, said = run.text("inspect", "all_gather_matmul", *SMALL.split(), "--target", "gfx942")
     assert code == 0
-    assert "all_gather_matmul (compiled only): " in text and " us a tile (estimate)" in text
-    assert text.splitlines()[1].split()[:5] == ["instructions", "gather", "before", "gather", "step"]
+    assert "all_gather_matmul (compiled only): " in text and "exposed us a tile (estimate)" in text
+    assert text.splitlines()[1].split() == ["instructions:", "before+step+after", "gather", "matmul"]
     assert "--target gfx942 --world 2" in said and "nothing was run; exposed times are estimates" in said
+
+
+def test_tables_of_many_roles_are_as_wide_as_a_screen(run: Run) -> None:
+    code, text, said = run.text("inspect", "all_gather_matmul_backward", "--target", "sm_90+warps")
+    assert code == 0 and "stages: those of the schedule" in said
+    assert max(map(len, text.splitlines())) <= 120
+    heads = [line for line in text.splitlines() if line.startswith("instructions:")]
+    assert len(heads) > 1 and len({name for head in heads for name in head.split()[2:]}) == 8, "a column for each role"
+    rows = [re.split(r"  +", line)[1:] for line in text.splitlines() if line.startswith(KINDS)]
+    assert rows and all(set(cells) != {"0"} for cells in rows), "kinds that no role has are left out"
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from textwrap import wrap
 
 from tilelink.backend.targets import FORMS
 from tilelink.inspect.dialects import ACCESSES, KINDS
@@ -16,6 +17,7 @@ from tilelink.tools.cli.program import Question, program_flags
 COMPILED = [name for name, target in FORMS.items() if target.backend]
 LABEL = "compiled only"
 PARTS = ("before", "step", "after")
+WIDTH = 120
 
 
 def run(args: argparse.Namespace) -> Answer:
@@ -29,41 +31,58 @@ def run(args: argparse.Namespace) -> Answer:
     check_results(lowered.program)
     kernels = inspected(lowered, compiled(lowered, exact))
     keys = {"target": args.target, **asked.keys, "label": LABEL, "kernels": [asdict(k) for k in kernels]}
-    said = f"# {LABEL}: nothing was run; exposed times are estimates\n"
+    said = (
+        f"# {LABEL}: nothing was run; exposed times are estimates\n"
+        "# figures of a tile: on the dearest path through its branches\n"
+        "# stages: those of the schedule, or fewer if memory holds fewer; a ring of own warps has one more if it can\n"
+    )
     text = "\n".join("\n".join(_lines(kernel)) + "\n" for kernel in kernels)
     return Answer(keys, text, asked.line({"target": args.target}) + said)
 
 
 def _lines(kernel: KernelCode) -> Iterator[str]:
-    """A kernel for people: a table of kinds of instructions by parts of the roles, then a line for each role."""
-    yield (
+    """A kernel for people: tables with a column for each role, as many as it takes to be no wider than WIDTH, and the
+    order of each role."""
+    yield from wrap(
         f"{kernel.name} ({LABEL}): {kernel.registers} registers, {kernel.spill_bytes} bytes spilled, "
-        f"{kernel.shared_bytes} bytes of shared memory, {kernel.instructions} instructions"
-    )
-    parts = [(f"{role.name} {part}", getattr(role, part)) for role in kernel.roles for part in PARTS]
+        f"{kernel.shared_bytes} bytes of shared memory, {kernel.instructions} instructions", WIDTH,
+    )  # fmt: skip
+    roles = kernel.roles
+    for many in range(len(roles), 0, -1):
+        tables = [_table(roles[k : k + many]) for k in range(0, len(roles), many)]
+        if many == 1 or max(len(line) for table in tables for line in table) <= WIDTH:
+            yield from (line for table in tables for line in table)
+            break
+    for role in roles:
+        order = ", ".join(role.order).replace("loop(, ", "loop(").replace(", )", ")")
+        yield from wrap(f"{role.name} in order: {order}", WIDTH, subsequent_indent="  ")
+
+
+def _table(roles: Sequence[RoleCode]) -> list[str]:
+    """The instructions of roles by kinds, accesses to global memory also by width; then the other figures."""
+    parts = [[getattr(role, part) for part in PARTS] for role in roles]
     lines = [
-        [kind, *(_count(stretch, kind) for _, stretch in parts)]
-        for kind in KINDS if any(stretch.kinds[kind] for _, stretch in parts)
+        [kind, *("+".join(map(str, counts)) if any(counts) else "0" for counts in row)]
+        for kind, row in _rows(parts) if any(map(any, row))
     ]  # fmt: skip
-    lines += [["total", *(str(stretch.total) for _, stretch in parts)]] if parts else []
-    if parts:
-        yield from columns(["instructions", *(name for name, _ in parts)], lines, left={0})
-    yield from (_said(role) for role in kernel.roles)
+    lines += [
+        ["total", *("+".join(str(stretch.total) for stretch in of_role) for of_role in parts)],
+        ["on cheaper branches", *(str(role.cheaper) for role in roles)],
+        ["on slow paths of waits", *(str(role.slow) for role in roles)],
+        ["exposed us a tile (estimate)", *(str(role.exposed_us) for role in roles)],
+        ["stages", *(str(role.stages or "none") for role in roles)],
+    ]
+    return columns(["instructions: " + "+".join(PARTS), *(role.name for role in roles)], lines, left={0})
 
 
-def _count(stretch: Stretch, kind: str) -> str:
-    """The number of instructions of a kind, as text; accesses to global memory have their width, too: "2 of 16 B"."""
-    if kind in ACCESSES and stretch.kinds[kind]:
-        return ", ".join(f"{n} of {width} B" for width, n in stretch.widths[kind].items())
-    return str(stretch.kinds[kind])
-
-
-def _said(role: RoleCode) -> str:
-    stages = f"{role.stages} stages" if role.stages else "not pipelined"
-    return (
-        f"{role.name}: {stages}; {role.slow} instructions on slow paths of waits; exposed about {role.exposed_us} us a "
-        f"tile (estimate)\n  in order: {', '.join(role.order).replace('loop(, ', 'loop(').replace(', )', ')')}"
-    )
+def _rows(parts: Sequence[Sequence[Stretch]]) -> Iterator[tuple[str, list[list[int]]]]:
+    """Yields each kind of instructions with its counts, by roles and parts."""
+    for kind in KINDS:
+        if kind in ACCESSES:
+            for width in sorted({width for of_role in parts for x in of_role for width in x.widths[kind]}):
+                yield f"{kind} of {width} B", [[x.widths[kind].get(width, 0) for x in of_role] for of_role in parts]
+        else:
+            yield kind, [[x.kinds[kind] for x in of_role] for of_role in parts]
 
 
 COMMAND = Command(
