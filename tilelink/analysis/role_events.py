@@ -123,7 +123,7 @@ class RoleEvents(Lanes):
                 case ir.Wait():
                     self.guards[s.name] = {}
                     for view in s.views:
-                        self.attempt(partial(self.wait, s, view))
+                        self.where(self.get(s.when), partial(self.attempt, partial(self.wait, s, view)))
                 case ir.Notify():
                     for view in s.views:
                         self.attempt(partial(self.notify, view, s.site, s.late))

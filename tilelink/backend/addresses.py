@@ -27,6 +27,7 @@ from tilelink.frontend.expressions import (
 )
 from tilelink.frontend.ir import RANKS_DIM, Range, Tensor, View
 from tilelink.frontend.values import TRITON_DTYPES
+from tilelink.frontend.views import Chosen
 from tilelink.frontend.walk import longest_part
 
 
@@ -134,20 +135,19 @@ class Addresses:
         token: Source | None = None,
         hoisted: bool = True,
         moved: Source | None = None,
-        origin: Source | None = None,
     ) -> Address:
         """The address of the block that a view describes. All ranges of the view have extents. `hoisted`: offsets
         inside the block are made before the loop over tiles; else they are made where the block is, and take no
-        registers elsewhere. `moved`: a vector of truths that says which of its rows are moved; None for all. `origin`:
-        the `origin` of the view, if it has a name."""
+        registers elsewhere. `moved`: a vector of truths that says which of its rows are moved; None for all."""
         tensor = self.program.tensor(view.tensor)
         strides = self.strides(tensor, published)
         ranges = view.ranges
         corner: list[Source] = []
         inside: list[Source] = []
         masks: list[Source] = [] if moved is None else [f"{moved}{along(0, len(ranges))}"]
-        begins = self.corner(view, token) if origin is None else map(self.text, _starts(view))
-        for k, (i, at) in enumerate(zip(view.index, begins, strict=True)):
+        chosen = isinstance(view, Chosen)
+        begins = [self.text(i.start) if isinstance(i, Range) else ZERO for i in view.index]
+        for k, (i, at) in enumerate(zip(view.index, begins if chosen else self.corner(view, token), strict=True)):
             if not isinstance(i, Range):
                 corner += [self.offset(at, strides[k])] if at != ZERO else []
                 continue
@@ -166,26 +166,22 @@ class Addresses:
                 corner.append(_times(f"tl.cast({at}, tl.int64){spread}", strides[k]))
             if not fills(i, self.facts):
                 masks.append(self.mask(i, spread, hoisted))
-        pointer = [origin or self.base(view, home, published=published), *corner]
+        pointer = [(self.origin if chosen else self.base)(view, home, published=published), *corner]
         if inside:
             shape = "_by_".join(str(r.extent) for r in ranges)
             own = "" if self.on_heap(tensor, published) or tensor.name not in self.heap else "own_"
             pointer.append(self.hoist(f"{tensor.name}_{own}{shape}", " + ".join(inside)))
         return Address(" + ".join(pointer), " & ".join(masks) if masks else None)
 
-    def origin(self, view: View, home: Source | None = None) -> Source:
-        """A pointer to where the ranges of a view would begin, if they began at 0: the block's offsets
-        from there are those of all blocks that `lies` says the same of."""
+    def origin(self, view: View, home: Source | None = None, *, published: bool = True) -> Source:
+        """A pointer to where the ranges of a view would begin, if they began at 0."""
+        if isinstance(view, Chosen):
+            return call("tl.where", self.text(view.condition), *map(self.origin, view.places))
         index = (replace(i, start=sympy.S.Zero) if isinstance(i, Range) else i for i in view.index)
-        at_zero = replace(view, index=tuple(index))
-        places = zip(self.corner(at_zero, None), self.strides(self.program.tensor(view.tensor)), strict=True)
-        return " + ".join([self.base(view, home), *(self.offset(at, stride) for at, stride in places if at != ZERO)])
-
-    def lies(self, view: View) -> tuple[Hashable, ...]:
-        """What decides the offsets of a block from the `origin` of its view: its dtype, ranges and strides."""
-        tensor = self.program.tensor(view.tensor)
-        along_ranges = (s for s, i in zip(self.strides(tensor), view.index, strict=True) if isinstance(i, Range))
-        return tensor.dtype, view.ranges, *along_ranges
+        corner = self.corner(replace(view, index=tuple(index)), None)
+        places = zip(corner, self.strides(self.program.tensor(view.tensor), published), strict=True)
+        offsets = (self.offset(at, stride) for at, stride in places if at != ZERO)
+        return " + ".join([self.base(view, home, published=published), *offsets])
 
     def picked(self, view: View) -> str:
         """The variable with the numbers of the rows of a view that integers pick."""
@@ -227,11 +223,7 @@ class Addresses:
         if not self.on_heap(tensor, published):
             arguments = [self.names.of("stride", tensor.name, d) for d in tensor.dims]
             return [Stride(a, a) for a in arguments]
-        lengths = []
-        for k, d in enumerate(tensor.dims):
-            lengths.append(WORLD if d == RANKS_DIM else longest_part(d) if k == tensor.sharded else symbol(d))
-        products = [sympy.sympify(sympy.prod(lengths[k + 1 :])) for k in range(len(lengths))]
-        return [Stride(self.text(p), " * ".join(map(self.text, p.as_ordered_factors()))) for p in products]
+        return [Stride(self.text(p), " * ".join(map(self.text, p.as_ordered_factors()))) for p in heap_strides(tensor)]
 
     def offset(self, at: Source, stride: Stride) -> Source:
         """A corner's offset, in 64 bits: a tensor may have more than 2**31 elements; a row or a tile has fewer."""
@@ -250,9 +242,12 @@ def arange(extent: int | None) -> Source:
     return f"tl.arange(0, {extent})"
 
 
-def _starts(view: View) -> list[Expr]:
-    """Where the ranges of a view start; 0 for an index."""
-    return [i.start if isinstance(i, Range) else sympy.S.Zero for i in view.index]
+def heap_strides(tensor: Tensor) -> list[Expr]:
+    """The strides in elements of a tensor on the heap."""
+    lengths = []
+    for k, d in enumerate(tensor.dims):
+        lengths.append(WORLD if d == RANKS_DIM else longest_part(d) if k == tensor.sharded else symbol(d))
+    return [sympy.sympify(sympy.prod(lengths[k + 1 :])) for k in range(len(lengths))]
 
 
 def along(k: int, n: int) -> str:

@@ -94,7 +94,7 @@ def _copy(source: View, target: View, program: TileProgram, facts: Facts) -> Bul
 
 def _piece(view: View, program: TileProgram, facts: Facts) -> Piece | None:
     dtype = program.tensor(view.tensor).dtype
-    if ITEM_SIZE[dtype] > WIDEST or dtype == "bool":
+    if ITEM_SIZE[dtype] > WIDEST or dtype == "bool" or len(view.places) > 1:
         return None
     block = pipelining.block_of(view, program, facts, of_peers=True)
     return None if block is None or block.turned or block.matrix[0] > MOST_LINES else Piece(view, block)

@@ -26,6 +26,7 @@ from tilelink.frontend.expressions import Expr, of_dim, symbol
 from tilelink.frontend.ir import Range, Role, Signals, Statement, View
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.values import TRITON_DTYPES
+from tilelink.frontend.views import Chosen
 from tilelink.frontend.walk import NUMBER
 
 UNROLLED = 2
@@ -148,25 +149,15 @@ class RoleEmitter:
                     self.statements(s.body)
                 self.pipelined = outside
             case ir.If() | ir.DataIf():
-                self.branches(s)
-
-    def branches(self, s: ir.If | ir.DataIf) -> None:
-        condition = self.text(s.condition) if isinstance(s, ir.If) else self.code(s, s.condition)
-        match s:
-            case ir.If(body=(ir.Store() as first, *rest), orelse=(ir.Store() as other, *others)):
-                if one := self.near.either(condition, first, other):
-                    self.statement(one)
-                    s = s.around(tuple(rest), tuple(others))
-        if not any(s.blocks):
-            return
-        around, said = self.holds, (s.condition,) if isinstance(s, ir.If) else ()
-        with self.write.branch(condition):
-            self.holds = around.union(said)
-            self.statements(s.body)
-        with self.write.otherwise():
-            self.holds = around.union(map(sympy.Not, said))
-            self.statements(s.orelse)
-        self.holds = around
+                condition = self.text(s.condition) if isinstance(s, ir.If) else self.code(s, s.condition)
+                around, said = self.holds, (s.condition,) if isinstance(s, ir.If) else ()
+                with self.write.branch(condition):
+                    self.holds = around.union(said)
+                    self.statements(s.body)
+                with self.write.otherwise():
+                    self.holds = around.union(map(sympy.Not, said))
+                    self.statements(s.orelse)
+                self.holds = around
 
     @property
     def owed(self) -> str:
@@ -240,6 +231,7 @@ class RoleEmitter:
             return (self.all if self.all and self.all.reaches(view) else self.near).sum(view, token)
         if block is not None:
             return loaded(block, *self.described(block, view, token))
+        assert not isinstance(view, Chosen), "only descriptors load from a chosen place"
         self.pick(view)
         at = self.addresses.block(view, token=token, moved=moved)
         narrow = self.dtype(view).startswith("float8")  # Triton makes no float8 of an integer
@@ -279,6 +271,8 @@ class RoleEmitter:
 
     def described(self, block: pipelining.DescribedBlock, view: View, token: Source | None) -> tuple[Source, Corner]:
         """The descriptor that loads a view, and where the view begins in the tensor that it describes."""
+        if isinstance(view, Chosen):
+            return self.chosen(block, view, token)
         dims, corner = self.program.tensor(view.tensor).dims, self.addresses.corner(view, token)
         if block.ends is not None:
             k, end = view.index.index(block.ends), grouped(self.addresses.end(view, block.ends))
@@ -292,6 +286,19 @@ class RoleEmitter:
         if not view.remote:
             return blocks[0], corner
         return call(ONE_OF, f"({', '.join(blocks)},)", self.text(home_of(view))), corner
+
+    def chosen(self, block: pipelining.DescribedBlock, view: Chosen, token: Source | None) -> tuple[Source, Corner]:
+        """The same for a view in one of two places. What stays the same for a tile is chosen once a tile."""
+        at_first = pipelining.block_of(view.first, self.program, self.facts)
+        assert at_first is not None
+        first, begins = self.described(at_first, view.first, None)
+        other, others = self.described(block, view.other, token)
+        condition, loops = self.text(view.condition), {symbol(s.name) for s in ir.every(ir.For, self.role.body)}
+        descriptor = call(ONE_OF, f"({other}, {first},)", condition)
+        if not view.condition.free_symbols & loops:
+            descriptor = self.addresses.per_tile(f"{view.first.tensor}_or_{view.tensor}", descriptor)
+        corners = zip(begins, others, strict=True)
+        return descriptor, [a if a == b else call("tl.where", condition, a, b) for a, b in corners]
 
     def token(self, view: View) -> Source | None:
         """The token that a read of a view depends on: from its wait, or from its owner's entry."""

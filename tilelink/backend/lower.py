@@ -16,6 +16,7 @@ from typing import Any
 
 from tilelink.backend import parameters
 from tilelink.backend.bulk import stored_by_threads
+from tilelink.backend.choices import with_choices
 from tilelink.backend.facts import Facts
 from tilelink.backend.far import stage_bytes
 from tilelink.backend.gluon.module import GluonModule
@@ -125,6 +126,7 @@ def lower_at(program: TileProgram, sizes: Sizes, target: Target, *, timed: bool 
 
 @kept(256)
 def _lowered(program: TileProgram, facts: Facts, target: Target) -> Lowered:
+    program = with_choices(program, facts)
     if target.specialised:
         program = taken(program, facts, target)
         made = Lowered(program, facts, target, *GluonModule(program, facts, target).written())

@@ -144,7 +144,7 @@ class DescribedBlock:
 def blocks(program: TileProgram, facts: Facts) -> Iterator[DescribedBlock]:
     """Every descriptor that the main loops of roles may ask for."""
     loops = (loop for role in program.in_kernel for loop in main_loops(role, program))
-    views = (load.view for loop in loops for load in loads_of(loop) if load.where is None)
+    views = (view for loop in loops for load in loads_of(loop) if load.where is None for view in load.view.places)
     found = (block_of(view, program, facts) for view in views)
     return iter(dict.fromkeys(replace(block, turned=False, ends=None) for block in found if block is not None))
 

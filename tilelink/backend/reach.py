@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import sympy
@@ -77,15 +76,6 @@ def home_of(view: View) -> Expr:
     return view.home
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoreEither(Store):
-    """A store to the target of `first` if a condition holds, else to its own. Only the place is chosen: a store in each
-    of two branches would take more registers."""
-
-    condition: Source
-    first: Store
-
-
 class Near(ByStores):
     """Memory that is mapped: stores, and atomic additions to signals. A view of all ranks is a loop over them; with
     `of_node`, over the ranks of the own node."""
@@ -101,27 +91,6 @@ class Near(ByStores):
         with self.homes(view) as home:
             at = self.emitter.addresses.block(view, home, hoisted=not self.emitter.accumulates, moved=moved)
             self.write.do(call(self.emitter.store, at.pointer, block, mask=at.mask))
-
-    def bring(self, s: Write) -> None:
-        if not isinstance(s, StoreEither):
-            return super().bring(s)
-        addresses, stores = self.emitter.addresses, (s.first, s)
-        with ExitStack() as homes:
-            places = [addresses.origin(i.target, homes.enter_context(self.homes(i.target))) for i in stores]
-            place = self.write.set(self.emitter.made("place", "place", s), call("tl.where", s.condition, *places))
-            at = addresses.block(s.target, hoisted=not self.emitter.accumulates, origin=place)
-            value = converted(self.emitter.code(s, s.value), self.emitter.dtype(s.target))
-            self.write.do(call(self.emitter.store, at.pointer, value, mask=at.mask))
-
-    def either(self, condition: Source, first: Store, other: Store) -> StoreEither | None:
-        """One store in place of two, if both are near, and differ only in where the tensors that they store to lie."""
-        lies = [self.emitter.addresses.lies(s.target) for s in (first, other)]
-        near = (
-            s.where is None and s.target.home != ALL_RANKS and self.emitter.reach(s) is self for s in (first, other)
-        )
-        if first.value != other.value or lies[0] != lies[1] or not all(near):
-            return None
-        return StoreEither(other.site, other.value, target=other.target, condition=condition, first=first)
 
     def notify(self, s: Notify) -> None:
         (view,) = s.views

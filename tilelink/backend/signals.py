@@ -72,9 +72,10 @@ def write_expected(
     loop, which is written first and adds to `start` (a block of zeros, for blocks of cells). `holds`: conditions that
     hold here."""
     terms, loops, values = [], [], frozenset(known.items())
+    either_way = {c.reversed for c in holds if isinstance(c, sympy.Eq | sympy.Ne)}
     for n in signals.notifiers:
         times = addresses.text(with_values(times_notified(signals, n, inside=inside), values))
-        condition = with_values(n.condition, values).xreplace(dict.fromkeys(holds, sympy.true))
+        condition = with_values(n.condition, values).xreplace(dict.fromkeys(holds | either_way, sympy.true))
         condition = addresses.resolve(condition)
         if condition != sympy.true:
             times = call("tl.where", addresses.text(condition), times, 0)

@@ -10,10 +10,12 @@ A wait for a view polls each cell that the view spans. A target with wide polls 
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
+
+import sympy
 
 from tilelink.backend import pipelining
 from tilelink.backend.addresses import arange
@@ -86,34 +88,36 @@ class Waits:
         if self.emitter.settles(s):
             self.write.do(call("settle"))
         if len(s.views) == 1:
-            return self._view(s.name, s.views[0], self._tma(s))
-        each = [self._view(f"{s.name}_{n}", view, self._tma(s)) for n, view in enumerate(s.views)]
+            return self._view(s.name, s.views[0], self._tma(s), s.when)
+        each = [self._view(f"{s.name}_{n}", view, self._tma(s), s.when) for n, view in enumerate(s.views)]
         return self.write.set(self.made(s.name, "tokens", s.name), " + ".join(each), Kind.FIXED)
 
     def _tma(self, s: ir.Wait) -> Source | None:
         """The keyword that says whether the copy engine for tiles reads what a wait guards, or stores over it."""
         return "True" if s.name in self.emitter.fenced else None
 
-    def _view(self, guard: str, view: View, tma: Source | None) -> Source:
-        """Writes a poll of one cell, or a loop over the cells of a view, and returns the token."""
+    def _view(self, guard: str, view: View, tma: Source | None, when: sympy.Basic) -> Source:
+        """Writes a poll of one cell, or a loop over the cells of a view, and returns the token. `when`: the condition
+        under which to wait."""
         emitter, token = self.emitter, self.made(guard, "token", guard)
         signals = emitter.program.signals_of(view.tensor)
         cell, known, loops = cells_awaited(signals, view)
-        if loops:
+        always = when == sympy.true
+        if loops or not always:
             self.write.set(token, ZERO)
-        if all_at_once(signals, view, emitter.target, emitter.facts):
-            self._all(token, signals, cell, known, *loops, tma=tma)
-            return token
-        with ExitStack() as opened:
+        with nullcontext() if always else self.write.branch(self.text(when)), ExitStack() as opened:
+            if all_at_once(signals, view, emitter.target, emitter.facts):
+                self._all(token, signals, cell, known, *loops, tma=tma)
+                return token
             for counter, first, end in loops:
                 opened.enter_context(self.write.loop(self.local(counter), self.text(first), self.text(end)))
             inside = not loops and not view.of_rank
-            holds = emitter.holds
+            holds = emitter.holds if always else emitter.holds.union([when])
             expected = write_expected(self.write, self.addresses, signals, known, inside=inside, holds=holds)
             where = emitter.signal(signals, RANK, cell)
             emitter.stamp("WAIT_BEGINS")
             waited = call("wait", CONTROL, where, expected, f'"{signals.scope}"', tma=tma)
-            self.write.set(token, waited, *((Kind.VARIABLE, "+=") if loops else (Kind.FIXED, "=")))
+            self.write.set(token, waited, *((Kind.FIXED, "=") if always and not loops else (Kind.VARIABLE, "+=")))
             emitter.stamp("WAIT_ENDS")
         return token
 
@@ -170,8 +174,9 @@ class Waits:
         write.set(self.local(s.name), f"tl.minimum({each}, {stop} - 1)", Kind.FIXED)
         every = emitter.signal(signals, RANK, cell)
         expected = write_expected(write, self.addresses, signals, known, inside=True)
-        # A tile may have no steps, and then no cell. It looks at a word that is never negative.
-        some, nothing = f"{here} < {stop}", f"({CONTROL} + POISON).to(tl.pointer_type(tl.int32))"
+        # A tile may have no steps, or none to wait for, and then no cell. It looks at a word that is never negative.
+        some = f"{here} < {stop}" if waited.when == sympy.true else f"({here} < {stop}) & ({self.text(waited.when)})"
+        nothing = f"({CONTROL} + POISON).to(tl.pointer_type(tl.int32))"
         first, every = (call("tl.where", some, word, nothing) for word in (first, every))
         least = call("tl.where", some, least, 0)
         given = CONTROL, first, every, least, expected, f'"{signals.scope}"'

@@ -21,7 +21,7 @@ from tilelink.frontend.passes.elaborate import Binding, elaborate
 from tilelink.frontend.passes.fold import drop_unread, fold
 from tilelink.frontend.passes.late_signals import late_signals
 from tilelink.frontend.passes.multicast import multicast
-from tilelink.frontend.passes.own import store_own
+from tilelink.frontend.passes.own import read_own, store_own
 from tilelink.frontend.passes.pieces import wait_in_pieces
 from tilelink.frontend.passes.publish import publish
 from tilelink.frontend.passes.resources import check_resources
@@ -33,8 +33,8 @@ from tilelink.frontend.verify import verify
 from tilelink.language import Recording, TensorWord, launched
 
 PASSES = (
-    elaborate, multicast, fold, store_own, drop_unread, check_resources, publish, wait_in_pieces, derive_signals,
-    split_waits, late_signals,
+    elaborate, multicast, fold, store_own, drop_unread, check_resources, publish, wait_in_pieces, read_own,
+    derive_signals, split_waits, late_signals,
 )  # fmt: skip
 
 

@@ -188,14 +188,17 @@ def _with_integers(load: Load) -> tuple[Load, ...]:
 
 @dataclass(frozen=True)
 class Wait(Statement):
-    """Waits until every tile that notifies a region intersecting the views has done so. `name` names the guard."""
+    """Waits until every tile that notifies a region intersecting the views has done so. `name` names the guard. `when`:
+    the condition under which any tile does; else nobody reads the views."""
 
-    AWAITS = ("views",)
+    AWAITS, INTEGERS = ("views",), ("when",)
     name: str
     views: tuple[View, ...]
+    when: Boolean = sympy.true
 
     def __str__(self) -> str:
-        return f"{self.name} = wait({', '.join(map(str, self.views))})"
+        condition = "" if self.when == sympy.true else f" if {to_text(self.when)}"
+        return f"{self.name} = wait({', '.join(map(str, self.views))}){condition}"
 
 
 @dataclass(frozen=True)
@@ -329,7 +332,9 @@ class Place:
     def conditions(self) -> tuple[sympy.Basic, ...]:
         """The conditions known before the run that hold where it is reached (branches on data are left out)."""
         branches = ((s.condition, number) for s, number in self.outer if isinstance(s, If))
-        return tuple(sympy.Not(condition) if number else condition for condition, number in branches)
+        around = tuple(sympy.Not(condition) if number else condition for condition, number in branches)
+        when = self.statement.when if isinstance(self.statement, Wait) else sympy.true
+        return around if when == sympy.true else (*around, when)
 
     @property
     def conditional(self) -> bool:

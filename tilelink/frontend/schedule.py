@@ -19,7 +19,7 @@ MOST_WARPS = 32
 """The most warps of a kernel: a block has at most 1,024 threads."""
 SIGNALS = ("now", "late")
 WAITS = ("whole", "pieces")
-OWN = ("copied", "stored")
+OWN = ("copied", "stored", "read")
 CHOICES = {"via": VIAS, "signals": SIGNALS, "waits": WAITS, "own": OWN, "streams": STREAMS}
 """The allowed words of each field that takes one of some words; the first is the default."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import sympy
 
 from tilelink.frontend.arithmetic import to_text
-from tilelink.frontend.expressions import RANK, Expr, Min, first_of, smaller, symbol
+from tilelink.frontend.expressions import RANK, Boolean, Expr, Min, first_of, smaller, symbol
 from tilelink.frontend.routes import Segment
 
 ALL_RANKS = "all ranks"
@@ -148,6 +148,11 @@ class View:
     guard: str | None = None
 
     @property
+    def places(self) -> tuple[View, ...]:
+        """The views that it may stand for in a kernel (`tilelink.backend.choices`)."""
+        return (self,)
+
+    @property
     def ranges(self) -> tuple[Range, ...]:
         return tuple(i for i in self.index if isinstance(i, Range))
 
@@ -195,3 +200,23 @@ class View:
         index = ", ".join(str(i) if isinstance(i, Range) else to_text(i) for i in self.index)
         home = "" if self.home in (RANK, None) else f".at({self.home_text})"
         return f"{self.tensor}[{index}]{home}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen(View):
+    """A view in one of two places: `first` if a condition holds, else `other`, whose tensor, home and guard it has.
+    Only lowered programs have such views (`tilelink.backend.choices`)."""
+
+    condition: Boolean
+    first: View
+
+    @property
+    def other(self) -> View:
+        return View(*(getattr(self, f.name) for f in fields(View)))
+
+    @property
+    def places(self) -> tuple[View, ...]:
+        return (self.first, self.other)
+
+    def __str__(self) -> str:
+        return f"({self.first} if {to_text(self.condition)} else {super().__str__()})"

@@ -44,9 +44,9 @@ def all_gather_gated_matmul(
 
 gemm = tk.SMs(tile=(128, 128, 64), order=tk.grouped(4, tk.own_rank_first), stages=3, warps=8)
 # Not in bulk: with two sums and the descriptors of all peers, kernels for Hopper spill registers on Triton 3.9.
-push = tk.Schedule(gather=tk.SMs(16, tile=(128, 256), order=tk.ring, at="home"), gated_matmul=gemm)
+push = tk.Schedule(gather=tk.SMs(16, tile=(128, 256), order=tk.ring, at="home", own="read"), gated_matmul=gemm)
 pull = push.changed(gather={"order": tk.own_rank_first, "at": "reader"})
-multicast = push.changed(gather={"count": 8, "order": tk.own_rank_first, "via": "multicast"})
+multicast = push.changed(gather={"count": 8, "order": tk.own_rank_first, "via": "multicast", "own": "copied"})
 engine = tk.Schedule(gather=by_engine, gated_matmul=gemm)
 across = {"tile": (128, 64, 64), "order": tk.across_parts, "stages": 6}
-few = push.changed(gather={"count": 32}, gated_matmul=across)
+few = push.changed(gather={"count": 32, "own": "copied"}, gated_matmul=across)

@@ -42,13 +42,15 @@ def all_gather_matmul(
 
 
 gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(4, tk.own_rank_first), stages=3, warps=8)
-in_bulk = tk.SMs(12, tile=(128, 2048), order=tk.ring, at="home", stages=6, via="tma")
+in_bulk = tk.SMs(12, tile=(128, 2048), order=tk.ring, at="home", stages=6, via="tma", own="read")
 push = tk.Schedule(gather=in_bulk, matmul=gemm)
 pull = push.changed(gather={"order": tk.own_rank_first, "at": "reader"})
 multicast = tk.Schedule(gather=tk.SMs(8, tile=(128, 256), at="home", via="multicast"), matmul=gemm)
-by_engine = tk.CopyEngine(tile=(512, None), order=tk.ring, at="home", streams="one")
+by_engine = tk.CopyEngine(tile=(512, None), order=tk.ring, at="home", streams="one", own="read")
 engine = tk.Schedule(gather=by_engine, matmul=gemm)
 pieces = push.changed(gather={"tile": (128, 1024)}, matmul={"waits": "pieces", "order": tk.own_rank_first})
 across = {"tile": (128, 64, 64), "order": tk.across_parts, "stages": 6}
-few = push.changed(gather={"count": 32, "tile": (128, 256), "via": "load-store"}, matmul=across)
+few = push.changed(
+    gather={"count": 32, "tile": (128, 256), "via": "load-store", "own": "copied"}, matmul=across
+)
 operator = "all_gather_linear"  # of tilelink.ops: these schedules are its plans

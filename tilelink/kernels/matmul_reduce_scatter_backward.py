@@ -42,7 +42,7 @@ weight_gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8), stages=3, warps=8
 columns = tk.SMs(tile=(64, 256))
 push = tk.Schedule(gather=in_bulk, input_gradient=input_gemm, weight_gradient=weight_gemm, bias_gradient=columns)
 pull = push.changed(gather={"order": tk.own_rank_first, "at": "reader"})
-to_all = {"count": 8, "tile": (128, 256), "order": tk.own_rank_first, "via": "multicast"}
+to_all = {"count": 8, "tile": (128, 256), "order": tk.own_rank_first, "via": "multicast", "own": "copied"}
 multicast = push.changed(gather=to_all)
 engine = tk.Schedule(
     gather=by_engine, input_gradient=input_gemm, weight_gradient=weight_gemm, bias_gradient=columns

@@ -124,7 +124,7 @@ def _written_once(tensor: ir.Tensor, found: list[RolePlace], awaited: bool) -> s
     if tensor.buffers:
         return f"entries of {name} take turns in {tensor.buffers} buffers"
     writers = [(p, p.target) for p in found if p.target and p.target.tensor == name]
-    halves = [_half(view, tensor, p) for p, view in writers]
+    halves = [_half(view, tensor, p) if len(p.conditions) == 1 else None for p, view in writers]
     if len(writers) != 1 and (len(writers) != 2 or None in halves or _other_half(halves[0]) != halves[1]):
         lines = ", ".join(str(p.statement.site) for p, _ in writers) or "no line"
         return f"{name} is written by {len(writers)} statements ({lines})"
@@ -160,13 +160,11 @@ def _half(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> Half | None:
     makers = [(dim, i) for dim, i in index if dim == ir.RANKS_DIM and isinstance(i, Expr)]
     if tensor.sharded is None:
         makers = [(dim, i.part) for dim, i in index if isinstance(i, ir.Range) and i.part is not None]
-    if len(makers) != 1 or len(place.conditions) != 1:
+    if len(makers) != 1:
         return None
     ((along, maker),) = makers
-    match place.conditions[0]:
-        case sympy.Eq() | sympy.Ne() as said if {*said.args} == {maker, view.home}:
-            return along, isinstance(said, sympy.Eq)
-    return None
+    said = (c for c in place.conditions if isinstance(c, sympy.Eq | sympy.Ne) and {*c.args} == {maker, view.home})
+    return next(((along, isinstance(c, sympy.Eq)) for c in said), None)
 
 
 def _other_half(half: Half | None) -> Half | None:
@@ -274,12 +272,17 @@ def _misplaced(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> str:
             if not _below(i.part, WORLD, place):
                 return f"{view} may be in the part of a rank outside the world"
             inside = _lies(i, first_of(size, i.part), first_of(size, i.part + 1), place)
-            inside = inside and (k != tensor.sharded or view.home == i.part)
+            inside = inside and (k != tensor.sharded or _one_rank(view.home, i.part, place))
         else:
             inside = _lies(i, sympy.S.Zero, size, place)
         if not inside:
             return f"{view} may lie outside {tensor.name} along {dim}"
     return ""
+
+
+def _one_rank(home: Expr | str | None, part: Expr, place: RolePlace) -> bool:
+    """Whether a home is the rank of a part, by itself or by a condition."""
+    return home == part or any(isinstance(c, sympy.Eq) and {*c.args} == {home, part} for c in place.conditions)
 
 
 def _begins(r: ir.Range, i: Expr, place: RolePlace) -> bool:

@@ -1,7 +1,7 @@
-"""Takes what stays on a rank out of roles with own="stored": a rewriting of the tile program.
+"""Takes what stays on a rank out of roles with own="stored" or own="read": rewritings of the tile program.
 
-Such a role brings what an earlier role makes to the ranks that need it. The earlier role stores what stays on its rank
-where the copy would go, as in an epilogue (`fold.py`); the role copies only what goes to other ranks:
+A role with own="stored" brings what an earlier role makes to the ranks that need it. The earlier role stores what stays
+on its rank where the copy would go, as in an epilogue (`fold.py`); the role copies only what goes to other ranks:
 
     partial[t].store(acc)                      if home == rank:
     notify(partial[t])                             inbox[rank, t].at(home).store(acc), and its notification
@@ -9,6 +9,13 @@ where the copy would go, as in an epilogue (`fold.py`); the role copies only wha
                                                    partial[t].store(acc), and its notification
     mine = wait(partial[t])
     copy mine -> inbox[rank, t].at(home)       if home != rank: the same as before
+
+A role with own="read" brings an input to the ranks that need it. Those that wait for a copy read what stays on their
+rank in the input itself, and the role copies only what goes to other ranks:
+
+    copy x[t] -> full[t].at(reader)            if reader != rank: the same as before
+    rows = wait(full[t])            becomes    rows = wait(full[t]), for no copy if home == rank
+    ... rows.load() ...                        if home == rank: ... x[t].load() ... else: the same as before
 """
 
 from __future__ import annotations
@@ -19,7 +26,7 @@ import sympy
 
 from tilelink.errors import ScheduleError, Site
 from tilelink.frontend import ir
-from tilelink.frontend.expressions import RANK, Expr, axis
+from tilelink.frontend.expressions import RANK, Expr, axis, symbol
 from tilelink.frontend.passes.elaborate import Binding
 from tilelink.frontend.passes.fold import from_registers, in_tiles_of, keeping
 from tilelink.frontend.schedule import SMs
@@ -40,13 +47,15 @@ def store_own(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
             why = f'{role.name} has own="stored", so {producer.name} would do that for what stays on a rank'
             raise type(e)(f"{e.message}; {why}. {CURE}", e.site) from None
         _check(role, producer, folded, program)
-        made = {producer.name: _storing_own(producer, folded, program), role.name: _copying_others(role)}
+        (maker,) = {v.home for v in role.awaited}
+        made = {producer.name: _storing_own(producer, folded, program), role.name: _copying_others(role, maker)}
         program = replace(program, roles=tuple(made.get(r.name, r) for r in program.roles))
     return program
 
 
 def _refused(role: ir.Role, why: str, site: Site | None = None) -> ScheduleError:
-    return ScheduleError(f'{role.name} has own="stored", and {why}. {CURE}', site or role.site)
+    own = role.resource.own
+    return ScheduleError(f'{role.name} has own="{own}", and {why}. Leave out own="{own}"', site or role.site)
 
 
 def _maker(role: ir.Role, program: ir.TileProgram) -> ir.Role:
@@ -102,9 +111,75 @@ def _storing_own(producer: ir.Role, folded: ir.Role, program: ir.TileProgram) ->
     return replace(producer, body=tuple(body))
 
 
-def _copying_others(role: ir.Role) -> ir.Role:
+def read_own(program: ir.TileProgram, _: Binding) -> ir.TileProgram:
+    """The program with what stays on a rank read where it lies, by the roles that wait for copies of it. Raises
+    ScheduleError."""
+    for role in (r for r in program.roles if r.resource.own == "read"):
+        copies = _copies(role, program)
+        others = {r.name: replace(r, body=_reading_own(r.body, role, copies, program)) for r in program.roles}
+        made = {**others, role.name: _copying_others(role, copies[0].source.home)}
+        program = replace(program, roles=tuple(made[r.name] for r in program.roles))
+    return program
+
+
+def _copies(role: ir.Role, program: ir.TileProgram) -> list[ir.Copy]:
+    """What a role with own="read" copies. Raises ScheduleError if a copy is not the same region of an input, all of
+    which the rank has."""
+    copies = list(ir.every(ir.Copy, role.body))
+    if not copies or role.awaited:
+        raise _refused(role, 'it is for a role that waits for nothing and copies inputs; others take own="stored"')
+    for s in copies:
+        source, target = program.tensor(s.source.tensor), program.tensor(s.target.tensor)
+        if (source.kind, target.kind) != ("input", "buffer") or source.dtype != target.dtype or s.where is not None:
+            raise _refused(role, f"it copies {s.source} to {s.target}, not all rows of an input to a buffer", s.site)
+        if s.source.index != s.target.index or s.source.home != copies[0].source.home:
+            raise _refused(role, f"{s.target} is not the same region as {s.source}", s.site)
+    return copies
+
+
+def _reading_own(body: ir.Body, role: ir.Role, copies: list[ir.Copy], program: ir.TileProgram) -> ir.Body:
+    """The body of another role, which reads the copies of its own rank's rows where they were copied from. Each
+    statement that reads some stands in a branch. A loop stands there whole if it does not wait, and all are of one
+    part."""
+    sources = {s.target.tensor: s.source.tensor for s in copies}
+
+    def own(view: ir.View) -> ir.View:
+        if view.tensor not in sources:
+            return view
+        return replace(view, tensor=sources[view.tensor], guard=None)
+
+    def change(s: ir.Statement) -> ir.Body:
+        if isinstance(s, ir.Wait) and any(v.tensor in sources for v in s.views):
+            if len(s.views) > 1:
+                raise _refused(role, f"a wait of another role is for {s.views[0]} and for other views", s.site)
+            return (replace(s, when=sympy.Not(_of_part(s.views[0], role, sources, program, s))),)
+        read = [v for i in ir.walk((s,)) for v in i.read if v.tensor in sources]
+        if not read:
+            return (s,)
+        inside = {symbol(i.name) for i in ir.every(ir.For, (s,))}
+        stays = {_of_part(v, role, sources, program, s) for v in read}
+        waits = any(v.tensor in sources for w in ir.every(ir.Wait, (s,)) for v in w.views)
+        if isinstance(s, ir.If) or waits or len(stays) > 1 or any(c.free_symbols & inside for c in stays):
+            return (s.around(*(tuple(m for i in block for m in change(i)) for block in s.blocks)),)
+        (here,) = ir.rewritten((s,), lambda i: (i.reading(own),))
+        return (ir.If(_of_no_line(s), stays.pop(), (here,), (s,)),)
+
+    return tuple(made for s in body for made in change(s))
+
+
+def _of_part(
+    view: ir.View, role: ir.Role, sources: dict[str, str], program: ir.TileProgram, s: ir.Statement
+) -> sympy.Basic:
+    """The condition that a view has rows of the executing rank. Raises ScheduleError if it may have others beside."""
+    sharded = program.tensor(sources[view.tensor]).sharded
+    rows = None if sharded is None else view.index[sharded]
+    if view.home != RANK or not isinstance(rows, ir.Range) or rows.part is None:
+        raise _refused(role, f"{view} may have rows of several ranks, or lie on another", s.site)
+    return sympy.Eq(rows.part, RANK)
+
+
+def _copying_others(role: ir.Role, maker: Expr | str | None) -> ir.Role:
     """The role without what it copies from a rank to itself. Raises ScheduleError."""
-    (maker,) = {v.home for v in role.awaited}
     goes = sympy.Ne(_receiver(role), maker)
     return replace(role, body=(ir.If(_of_no_line(role.body[0]), goes, role.body, ()),))
 
