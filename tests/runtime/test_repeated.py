@@ -343,6 +343,20 @@ def test_gradients_of_calls_that_are_captured(device: StandIn, in_full: list[str
     assert relative_rms([found], [x.sum(0).expand(8, 16)]) < 1e-5
 
 
+def test_only_gradients_that_are_needed_are_computed(device: StandIn) -> None:
+    """Without a trained bias, nothing adds up the gradient of the result."""
+    x, a, _, bias = operands(6)
+    x.requires_grad_(), a.requires_grad_()
+    for given in (None, bias):
+        for _ in range(4):
+            y = ops.all_gather_linear(x, a, given)
+        grads = torch.ones_like(y)
+        with Mode() as mode:
+            torch.autograd.grad(y, [x, a], grads)
+        assert not any("sum" in name for name in mode.seen)
+    device.synchronize(device.current())
+
+
 def test_another_group_of_the_same_processes(device: StandIn) -> None:
     """Calls of one group say nothing of those of another."""
     call: Any = lambda x, a, b, bias, **of: ops.linear_reduce_scatter(x, a, bias, **of)  # noqa: E731
