@@ -317,10 +317,10 @@ def once(name: str, backward: Backward) -> Backward:
 
     def checked(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         saved = ctx.saved_tensors
+        if not torch.is_grad_enabled():  # nobody asks for a graph of the gradients
+            return backward(ctx, saved, *grads)
         with torch.no_grad():
             found = backward(ctx, saved, *grads)
-        if not torch.is_grad_enabled():  # nobody asked for a graph of the gradients
-            return found
         made = [t for t in tree_iter(found) if isinstance(t, torch.Tensor)]
         of = [t for t in tree_iter((grads, saved)) if isinstance(t, torch.Tensor) and t.requires_grad]
         if not made or not of:
