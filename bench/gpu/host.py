@@ -38,6 +38,15 @@ def little(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     tl.store(out + at, tl.load(x + at, mask=at < n), mask=at < n)
 
 
+class Empty(torch.autograd.Function):
+    """What autograd costs a call with a gradient that saves its two tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.empty_like(x)
+
+
 def host(place: Place, report: Report) -> None:
     """Records the time of calls, and of a bare launch, by the clock of the host; and whether the kernels of calls are
     launched past Triton."""
@@ -64,6 +73,9 @@ def host(place: Place, report: Report) -> None:
                 "operator_of_two": lambda: ops.all_gather_linear(x, [weight, other]),
                 "operator_reduce_scatter": lambda: ops.linear_reduce_scatter(x, weight),
                 "operator_trained": lambda: ops.linear_all_reduce(x, trained),
+                "gather_trained": lambda: ops.all_gather_linear(x, trained),
+                "scatter_trained": lambda: ops.linear_reduce_scatter(x, trained),
+                "empty_function": lambda: Empty.apply(x, trained),
             }  # fmt: skip
             with _operators_on(group):
                 for name, do in calls.items():

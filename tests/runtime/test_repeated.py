@@ -297,6 +297,66 @@ def test_calls_with_gradients_take_a_shortcut(
         assert len(ours) == len(right) > 1 and relative_rms(ours, right) < 1e-5
 
 
+def test_what_autograd_watches(device: StandIn, in_full: list[str]) -> None:
+    """Hooks see what a repeated call saves, and errors are those of a call that is made in full."""
+    x, a, *_ = operands(4)
+    a.requires_grad_()
+    for _ in range(4):
+        ops.all_gather_linear(x, a, return_gathered=True)
+    in_full.clear()
+    packed = list[torch.Tensor]()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
+        gathered, _ = ops.all_gather_linear(x, a, return_gathered=True)
+    assert len(packed) == 2 and packed[0].data_ptr() == gathered.data_ptr() and packed[1] is a
+    _, y = ops.all_gather_linear(x, a, return_gathered=True)
+    (grad,) = torch.autograd.grad(y.sum(), a, create_graph=True)
+    with pytest.raises(ArgumentError, match="no second derivative"):
+        grad.sum().backward()
+    y = ops.all_gather_linear(x, a, return_gathered=True)[1]
+    torch.autograd.grad(y.sum(), a)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(y.sum(), a)
+    y = ops.all_gather_linear(x, a, return_gathered=True)[1]
+    with torch.no_grad():
+        a.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y.sum(), a)
+    assert not in_full
+    device.synchronize(device.current())
+
+
+def test_gradients_of_calls_that_are_captured(device: StandIn, in_full: list[str]) -> None:
+    """A call that can't be repeated is made in full, with its gradient."""
+    group: Any = programs._lanes[dist.group.WORLD]["cpu"]  # type: ignore[index]
+    x, a, *_ = operands(5)
+    a.requires_grad_()
+    for _ in range(4):
+        ops.linear_all_reduce(x, a)
+    in_full.clear()
+    with device.capture() as graph:
+        y = ops.linear_all_reduce(x, a)
+    assert in_full
+    group.replay(graph)
+    group.synchronize()
+    assert relative_rms([y.detach()], [(x @ a.T).detach()]) < 1e-5
+    (found,) = torch.autograd.grad(y.sum(), a)
+    assert relative_rms([found], [x.sum(0).expand(8, 16)]) < 1e-5
+
+
+def test_only_gradients_that_are_needed_are_computed(device: StandIn) -> None:
+    """Without a trained bias, nothing adds up the gradient of the result."""
+    x, a, _, bias = operands(6)
+    x.requires_grad_(), a.requires_grad_()
+    for given in (None, bias):
+        for _ in range(4):
+            y = ops.all_gather_linear(x, a, given)
+        grads = torch.ones_like(y)
+        with Mode() as mode:
+            torch.autograd.grad(y, [x, a], grads)
+        assert not any("sum" in name for name in mode.seen)
+    device.synchronize(device.current())
+
+
 def test_another_group_of_the_same_processes(device: StandIn) -> None:
     """Calls of one group say nothing of those of another."""
     call: Any = lambda x, a, b, bias, **of: ops.linear_reduce_scatter(x, a, bias, **of)  # noqa: E731

@@ -100,7 +100,7 @@ class AllGatherLinear(Call):
         x, *weights = saved
         of_gathered = grads[0] if ctx.kept else None
         of_outs = [None] * len(weights) if grads[1] is None else list(grads[1])
-        need_x, need_weights, *_ = ctx.needs_input_grad
+        need_x, need_weights, need_biases, *_ = ctx.needs_input_grad
         needs = [bool(need_x) and any(g is not None for g in (of_gathered, *of_outs))]
         needs += [bool(n) and g is not None for n, g in zip(need_weights, of_outs, strict=True)]
         found: list[torch.Tensor | None] = [None] * len(needs)
@@ -110,8 +110,11 @@ class AllGatherLinear(Call):
                 plan=ctx.plan if needs[0] else None, **ctx.call,
             )  # fmt: skip
             found = [g if need else None for g, need in zip([of_x, *of_weights], needs, strict=True)]
-        of_biases = [None if g is None else g.sum(list(range(g.dim() - 1))) for g in of_outs]
-        return {"x": found[0], "weights": found[1:], "biases": of_biases if ctx.biases else None}
+        if not ctx.biases:
+            return {"x": found[0], "weights": found[1:]}
+        needed = [g if need else None for g, need in zip(of_outs, need_biases, strict=True)]
+        of_biases = [None if g is None else g.sum(list(range(g.dim() - 1))) for g in needed]
+        return {"x": found[0], "weights": found[1:], "biases": of_biases}
 
 
 @dataclass

@@ -34,15 +34,13 @@ KEPT_CALLS = 512
 class Known:
     """What is known of a kind of calls. `told`: what ranks compare; `found`: what its checks derived, by field; `plan`:
     None if plain torch computes; `repeat`: the short way to make the call, if there is one, after one was `watched`; it
-    keeps the lane, and so the group, alive. `nested`: after a call with a gradient, the tuples and lists around its
-    results, with a number for each; and of its arguments, which of them are tensors."""
+    keeps the lane, and so the group, alive."""
 
     told: Mapping[str, Any]
     found: Mapping[str, Any]
     plan: Plan | None
     repeat: Repeat | None = None
     watched: bool = False
-    nested: tuple[Any, list[Any]] | None = None
 
 
 _known: WeakKeyDictionary[dist.ProcessGroup, Kept[Any, Known]] = WeakKeyDictionary()

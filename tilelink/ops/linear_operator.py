@@ -23,7 +23,7 @@ class LinearOperator(Operator):
 
     def __init__(self, call: type[Call]) -> None:
         super().__init__(call)
-        self.of_users = Shortcuts(self._eagerly)
+        self.of_users = Shortcuts(self)
 
     def for_user(self, group: Any, x: Any, weights: Any, biases: Any, **options: Any) -> Any:
         """Calls the operator: checks the types of arguments, finds the group, checks devices, casts to the dtype of
@@ -36,12 +36,13 @@ class LinearOperator(Operator):
         if results is None:
             results, values = self._checked_call(group, x, weights, biases, options)
             if isinstance(members, dist.ProcessGroup) and all(type(option) in SIMPLE for option in others):
-                self._remember(members, given, others, values)
+                self._remember(members, given, others, values, results)
         return results
 
     def _remember(
-        self, members: dist.ProcessGroup, given: tuple[Any, ...], options: tuple[Any, ...], values: Sequence[Any]
-    ) -> None:
+        self, members: dist.ProcessGroup, given: tuple[Any, ...], options: tuple[Any, ...], values: Sequence[Any],
+        results: Any,
+    ) -> None:  # fmt: skip
         """Keeps a call as a shortcut if the operator got the user's own tensors, and had nothing else to do. `values`:
         of the operator's arguments."""
         tensors = self.tensors_of(values)
@@ -49,7 +50,7 @@ class LinearOperator(Operator):
             return
         known = known_calls(members).get(key(self.call.name, values))
         if known is not None:
-            self.of_users.add(members, given, options, values, tensors, known)
+            self.of_users.add(members, given, options, values, tensors, known, results)
 
     def _checked_call(
         self, group: Any, x: Any, weights: Any, biases: Any, options: dict[str, Any]

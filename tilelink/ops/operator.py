@@ -220,17 +220,16 @@ class Operator:
         """The tensors among the values of arguments, also in lists. Lengths that are given as a tensor are none."""
         return tensors_among([values[at] for at in self.tensors_at])
 
-    def _eagerly(self, values: list[Any], tensors: Sequence[torch.Tensor], known: Known | None = None) -> Any:
-        """Calls the operator past torch's dispatcher. `known`: what is known of calls like it, if all ranks repeat one
-        and it has a gradient."""
+    def _eagerly(self, values: list[Any], tensors: Sequence[torch.Tensor]) -> Any:
+        """Calls the operator past torch's dispatcher."""
         for at, convert in self.converted:
             values[at] = convert(values[at])
-        if known is None and not has_gradient(tensors):
+        if not has_gradient(tensors):
             return self.computed(values, tensors)
         if self.call.backward is Call.backward:
             return self.made(*values)
         nesting: list[Any] = []
-        flat = Differentiated.apply(self, values, nesting, known, *tensors)
+        flat = Differentiated.apply((self, values, nesting), *tensors)
         return each(flat.__getitem__, nesting[0])
 
     def computed(self, values: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
@@ -244,9 +243,9 @@ class Operator:
                 return results
         return _no_views(self.call(*values)())
 
-    def setup(self, ctx: Any, values: Sequence[Any], results: Any, known: Known | None) -> None:
-        """Keeps in `ctx` what `backward` needs. `known`: what is known of calls like it, which need no check."""
-        _setup(ctx, self.call(*values), results, known)
+    def setup(self, ctx: Any, values: Sequence[Any], results: Any) -> None:
+        """Keeps in `ctx` what `backward` needs."""
+        _setup(ctx, self.call(*values), results)
 
     def _check_derivatives(self, given: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> None:
         """Raises ArgumentError for tangents of forward-mode differentiation, which torch would drop silently, and in
@@ -293,13 +292,10 @@ def _registered(call: type[Call], name: str, arguments: Mapping[str, str]) -> Ca
     return made
 
 
-def _setup(ctx: Any, call: Call, results: Any, known: Known | None = None) -> None:
-    """Keeps in `ctx` what the backward of a call needs. `known`: what is known of calls like it."""
+def _setup(ctx: Any, call: Call, results: Any) -> None:
+    """Keeps in `ctx` what the backward of a call needs."""
     ctx.set_materialize_grads(False)
-    if known is None:
-        call.check()
-    else:
-        vars(call).update(known.found)
+    call.check()
     call.setup(ctx, results)
 
 
@@ -321,10 +317,10 @@ def once(name: str, backward: Backward) -> Backward:
 
     def checked(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         saved = ctx.saved_tensors
+        if not torch.is_grad_enabled():  # nobody asks for a graph of the gradients
+            return backward(ctx, saved, *grads)
         with torch.no_grad():
             found = backward(ctx, saved, *grads)
-        if not torch.is_grad_enabled():  # nobody asked for a graph of the gradients
-            return found
         made = [t for t in tree_iter(found) if isinstance(t, torch.Tensor)]
         of = [t for t in tree_iter((grads, saved)) if isinstance(t, torch.Tensor) and t.requires_grad]
         if not made or not of:

@@ -4,10 +4,9 @@ a call with those of an earlier one in one step; Python takes many times as long
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
@@ -15,11 +14,14 @@ import torch.distributed as dist
 
 from tilelink.frontend.kept import Kept
 from tilelink.ops.agreement import agree_again
-from tilelink.ops.eager import PLAIN, is_watched
+from tilelink.ops.eager import PLAIN, Trained, is_watched
 from tilelink.ops.known import ALIGNED, KEPT_CALLS, SEVERAL, VARIABLES, Known, getenv
 from tilelink.ops.programs import preparing
 from tilelink.ops.repeated import Repeat
 from tilelink.plans.names import AUTO
+
+if TYPE_CHECKING:
+    from tilelink.ops.operator import Operator
 
 _guards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 """What torch.compile compares tensors with; without it there are no shortcuts."""
@@ -28,20 +30,18 @@ _guards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 @dataclass(frozen=True)
 class Shortcut:
     """A call that was made in full. `guards`: torch's guards of its tensors: their types, dispatch keys, dtypes,
-    devices, shapes and strides, whether they require gradients, and what is active in this thread. `trained`: whether
-    one requires gradients. `kinds`: the types of its options. `variables`: those of the environment that count, and
-    their values. `known`: what is known of calls like it. `values`: makes the values of the operator's arguments, from
-    the tensors among them; `repeat`: makes a call without a gradient."""
+    devices, shapes and strides, whether they require gradients, and what is active in this thread. `kinds`: the types
+    of its options. `variables`: those of the environment that count, and their values. `told`: what ranks compare.
+    `repeat`: makes a call without a gradient; `trained`: with one, if a tensor requires it."""
 
     group: ref[dist.ProcessGroup]
     kinds: list[type]
     variables: tuple[bytes, ...]
     environment: list[bytes | None]
     guards: Any
-    trained: bool
-    known: Known
-    values: Callable[[Sequence[torch.Tensor]], list[Any]]
+    told: Mapping[str, Any]
     repeat: Repeat
+    trained: Trained | None
 
     def fits(self, group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], options: Iterable[Any]) -> bool:
         """Whether this is how to make a call with an equal key."""
@@ -58,10 +58,9 @@ class Shortcut:
 
 class Shortcuts:
     """The shortcuts of an operator. A call has `given`, tensors and lists of tensors, and `options`, which can be
-    hashed. `operator`: computes with a gradient, from the values of its arguments, the tensors among them, and what is
-    known of calls like it."""
+    hashed."""
 
-    def __init__(self, operator: Callable[[list[Any], Sequence[torch.Tensor], Known], Any]) -> None:
+    def __init__(self, operator: Operator) -> None:
         self._operator = operator
         self._kept: Kept[Any, Shortcut] = Kept(KEPT_CALLS)
 
@@ -75,17 +74,18 @@ class Shortcuts:
         if short is None or not short.fits(group, tensors, options):
             return None
         if not tensors[0].is_cuda and group.size() > 1:
-            agree_again(group.group_name, tensors[0], short.known.told)
-        if short.trained and torch.is_grad_enabled():
-            return self._operator(short.values(tensors), tensors, short.known)
+            agree_again(group.group_name, tensors[0], short.told)
+        if short.trained is not None and torch.is_grad_enabled():
+            return short.trained(tensors)
         return short.repeat(tensors)
 
     def add(
         self, group: dist.ProcessGroup, given: Iterable[Any], options: tuple[Any, ...],
-        values: Sequence[Any], tensors: Sequence[torch.Tensor], known: Known,
+        values: Sequence[Any], tensors: Sequence[torch.Tensor], known: Known, made: Any,
     ) -> None:  # fmt: skip
         """Keeps a call that was made in full, if it can be repeated and torch can tell calls like it. `values`: of the
-        operator's arguments; `tensors`: those among them, which have to be the ones that are given, in their order."""
+        operator's arguments; `tensors`: those among them, which have to be the ones that are given, in their order;
+        `known`: what is known of calls like it; `made`: its results."""
         found, places = _parted(given)
         same = [*map(id, tensors)] == [*map(id, found)] and len({*map(id, found)}) == len(found)
         if _guards is None or known.repeat is None or not same or any(t.data_ptr() % ALIGNED for t in found):
@@ -93,29 +93,12 @@ class Shortcuts:
         sizes, strides = [list(t.shape) for t in found], [list(t.stride()) for t in found]
         guards = _guards(*found, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         kinds, variables = list(map(type, options)), VARIABLES if AUTO in options else VARIABLES[:1]
-        trained, repeat = any(t.requires_grad for t in found), known.repeat.sharing_empty()
-        short = Shortcut(
-            ref(group), kinds, variables, [*map(getenv, variables)], guards, trained, known, _filled(values), repeat
-        )
+        repeat, trained = known.repeat.sharing_empty(), None
+        if any(t.requires_grad for t in found):
+            trained = Trained(self._operator, repeat, values, tensors, made)
+        environment = [*map(getenv, variables)]
+        short = Shortcut(ref(group), kinds, variables, environment, guards, known.told, repeat, trained)
         self._kept.put(_key(group, found, places, options), short)
-
-
-def _filled(values: Sequence[Any]) -> Callable[[Sequence[torch.Tensor]], list[Any]]:
-    """A function that returns these values with other tensors among them, which it is given in their order. (A walk
-    through lists and tuples takes several times as long.)"""
-    numbers, others = count(), list[Any]()
-
-    def text(value: Any) -> str:
-        if isinstance(value, torch.Tensor):
-            return f"tensors[{next(numbers)}]"
-        if type(value) in SEVERAL:
-            inside = "".join(f"{text(v)}, " for v in value)
-            return f"[{inside}]" if type(value) is list else f"({inside})"
-        others.append(value)
-        return f"others[{len(others) - 1}]"
-
-    made: Callable[[Sequence[torch.Tensor]], list[Any]] = eval(f"lambda tensors: {text([*values])}", {"others": others})
-    return made
 
 
 def _key(group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], places: Any, options: Any) -> Any:
