@@ -133,7 +133,7 @@ class Trained:
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
         """Returns the results for these tensors, None for each result without elements; or None if nothing was done."""
-        found = _apply(self, *tensors)
+        found = Repeated.apply(self, *tensors)
         return None if found is None else self.nested(found)
 
 
@@ -150,10 +150,6 @@ class Repeated(Differentiated):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*call.saved([*tensors, *found]))
         return found
-
-
-_apply: Any = super(torch.autograd.Function, Repeated).apply
-"""`Repeated.apply` for calls that no transform of `torch.func` sees. (To look for one takes torch 2 us.)"""
 
 
 def _nesting(values: Sequence[Any], results: Any) -> tuple[Any, list[Any]]:
