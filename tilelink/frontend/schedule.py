@@ -103,8 +103,9 @@ class SMs(_Fields):
     turns: the tiles of some experts in the first role, of the same experts in the next role, then the next experts.
     `whole`: elements of a block over a whole dimension, such as {"D": 128} if a tile function loads `q[t.rows]` of a
     tensor with the dimensions S and D. It is at least the size of the dimension; the rest is masked.
-    `own`: "copied" or "stored", for a role that brings what an earlier role makes to the ranks that need it. With
-    "stored", it leaves out what stays on the rank that made it: tiles of the earlier role store that to its place.
+    `own`: "copied", "stored" or "read". With the latter two, a role that copies leaves out what stays on a rank. With
+    "stored", it brings what an earlier role makes to the ranks that need it, and tiles of that role store what stays to
+    its place. With "read", it brings an input to these ranks, and their tiles read what stays in the input.
     """
 
     count: int | None = None
