@@ -134,7 +134,16 @@ def _copies(role: ir.Role, program: ir.TileProgram) -> list[ir.Copy]:
             raise _refused(role, f"it copies {s.source} to {s.target}, not all rows of an input to a buffer", s.site)
         if s.source.index != s.target.index or s.source.home != copies[0].source.home:
             raise _refused(role, f"{s.target} is not the same region as {s.source}", s.site)
+        fill = {r.name for r in program.roles for v in _given(r) if v.tensor == target.name} - {role.name}
+        if fill or sum(c.target.tensor == target.name for c in copies) > 1:
+            by = " and ".join(fill) or "another copy of it"
+            raise _refused(role, f"{by} fills {target.name}, too, which then is no copy of {source.name}", s.site)
     return copies
+
+
+def _given(role: ir.Role) -> list[ir.View]:
+    """The views that a role writes or notifies."""
+    return [*(s.target for s in ir.every(ir.Write, role.body)), *role.notified]
 
 
 def _reading_own(body: ir.Body, role: ir.Role, copies: list[ir.Copy], program: ir.TileProgram) -> ir.Body:
