@@ -17,7 +17,7 @@ from tilelink.emulator import RaceError
 from tilelink.errors import StuckError
 
 EITHER = (RaceError, StuckError)
-WAIT = r"rows_ready = wait\(.*\)"
+WAIT = r"rows_ready \+?= wait\(.*\)"
 """The wait of a GEMM for the rows that are gathered."""
 
 

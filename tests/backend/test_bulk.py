@@ -115,8 +115,8 @@ def test_a_block_that_goes_to_one_of_two_places_is_stored_once(target: str) -> N
     def stores(program: Any, schedule: str, role: str) -> tuple[int, int]:
         """The stores of a role to a place that is chosen, and all."""
         functions = re.findall(rf"^def {role}\w*\(.*?(?=^\n|\Z)", small(target, program, schedule)[0].source, SPANNING)
-        (places,) = (found for f in functions if (found := re.findall(r" (?:tl\.)?store\((\w+)", f)))
-        return sum(p.startswith("place") for p in places), len(places)
+        (places,) = (found for f in functions if (found := re.findall(r" (?:tl\.)?store\(([\w.]+)", f)))
+        return places.count("tl.where"), len(places)
 
     assert stores(matmul_reduce_scatter, "push", "matmul") == (1, 1)
     assert stores(matmul_ring_reduce_scatter, "ringed", "ring") == (0, 2), "the caller's rows need not lie like ours"

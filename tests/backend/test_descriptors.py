@@ -25,11 +25,14 @@ from tilelink.runtime.trace import align
 
 DESCRIBING = replace(CPU, name="cpu with descriptors", descriptors=True)
 TILES = {"gather": {"tile": (16, 32), "count": 2}, "matmul": {"tile": (16, 32, 16)}}
+COPIED = all_gather_matmul.schedule("push").changed(**TILES).changed(gather={"own": "copied"})
+"""Its main loop loads the rows of all ranks from one place."""
 
 
 def described(target: str = "sm_90", schedule: str = "push", **sizes: Any) -> set[str]:
-    """The tensors that main loops load through descriptors."""
-    fitted = all_gather_matmul.fit(schedule, world=4, dtypes="bf16", **sizes)
+    """The tensors that main loops load through descriptors. All rows are copied to full; `test_choices.py` has loops
+    that read a rank's own rows in x."""
+    fitted = all_gather_matmul.fit(f"{schedule},gather.own=copied", world=4, dtypes="bf16", **sizes)
     bound = all_gather_matmul.bind(fitted, "bf16")
     lowered = lower_at(bound, Sizes.of(bound, 4, sizes), TARGETS[target])
     loads = set(re.findall(r"(\w+)_blocks_\d+_by_\d+\.load\(", lowered.source))
@@ -80,7 +83,7 @@ def test_descriptors_in_the_interpreter(call: Call) -> None:
 
 def test_the_token_of_a_wait_goes_into_the_coordinate() -> None:
     """Else a block could be asked for before the wait."""
-    call = CALLS[0]
+    call = replace(CALLS[0], schedule=COPIED)
     world = CpuWorld(call.world, target=DESCRIBING, heap_bytes=8 << 20, sms=8)
     world.run(call.on)
     (prepared,) = world.lane.prepared.values()
@@ -110,8 +113,7 @@ def test_a_weight_is_described_as_it_lies(transposed: bool, loads: str) -> None:
 
 
 def test_columns_that_do_not_begin_at_16_bytes_are_loaded_through_pointers() -> None:
-    schedule = all_gather_matmul.schedule("push").changed(**TILES)
-    call = Call((48, 48), N=56, K=42, transposed=True, integers=True, schedule=schedule)
+    call = Call((48, 48), N=56, K=42, transposed=True, integers=True, schedule=COPIED)
     world = CpuWorld(2, target=DESCRIBING, heap_bytes=8 << 20, sms=8)
     call.check(world.run(call.on))
     assert loads_of_weight(world).startswith("tl.load(")

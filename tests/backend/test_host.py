@@ -44,7 +44,7 @@ def plan(schedule: tk.Schedule | str, rank: int) -> tuple[Step, ...]:
 
 
 def by_engine(at: str) -> tk.Schedule:
-    gather = {"tile": (32, None), "at": at, "order": tk.own_rank_first, "streams": "peers"}
+    gather = {"tile": (32, None), "at": at, "order": tk.own_rank_first, "streams": "peers", "own": "copied"}
     return engine.changed(gather=gather, matmul={"tile": (32, 32, 16)})
 
 
@@ -89,6 +89,16 @@ def test_every_signal_is_given_once_after_its_copy(at: str) -> None:
             )
             given[signal.rank, signal.cell] += 1
     assert given == {(reader, cell): 1 for reader in range(3) for cell in (0, 4, 5)}
+
+
+@pytest.mark.parametrize("at", ["home", "reader"])
+def test_rows_that_stay_on_a_rank_and_are_read_there_are_not_copied(at: str) -> None:
+    """All other copies and signals are the same, in the same order."""
+    for rank in range(3):
+        copied, read = (plan(by_engine(at).changed(gather={"own": own}), rank) for own in ("copied", "read"))
+        others = [s for s in copied if isinstance(s, RegionCopy | SignalWrite) and not s.ahead]
+        assert others == [s for s in read if isinstance(s, RegionCopy | SignalWrite)]
+        assert kernels(read) == kernels(copied)
 
 
 def test_ranks_without_copies_fork_nothing() -> None:

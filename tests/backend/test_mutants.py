@@ -72,7 +72,7 @@ def also(*case: Any) -> Any:
 
 
 NOTIFY = r"^( +)notify\(.*\n"
-THRESHOLD = r"(rows_ready = wait\(.*), \(K \+ 31\) // 32,"
+THRESHOLD = r"(rows_ready \+= wait\(.*), \(K \+ 31\) // 32,"
 
 IN_KERNEL = [
     ("no wait", push, WAIT, "rows_ready = 0", RaceError),
@@ -84,8 +84,8 @@ IN_KERNEL = [
     also("notifies itself", push, r"notify\(peer\(heaps, reader,", "notify(peer(heaps, rank,", StuckError),
     ("notifies another cell", push, r"(full_signals, tl.int32\)) \+ M_tile", r"\1 + 0 * M_tile", StuckError),
     ("notifies in gpu scope", push, r'(notify\(.*)"sys"', r'\1"gpu"', RaceError),
-    also("waits in gpu scope", push, r'(rows_ready = wait\(.*)"sys"', r'\1"gpu"', RaceError),
-    ("waits in cta scope", pull, r'(rows_ready = wait\(.*)"gpu"', r'\1"cta"', RaceError),
+    also("waits in gpu scope", push, r'(rows_ready \+= wait\(.*)"sys"', r'\1"gpu"', RaceError),
+    ("waits in cta scope", pull, r'(rows_ready \+= wait\(.*)"gpu"', r'\1"cta"', RaceError),
     ("reads before peers have entered", pull, r"= entered\(.*\)", "= 0", RaceError),
     ("notifies before it stores", push, r"^( +tl.store\(.*\n)(.*\n)( +notify\(.*\n)", r"\3\2\1", RaceError),
 ]  # fmt: skip

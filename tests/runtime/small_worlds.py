@@ -16,6 +16,8 @@ from tilelink.runtime.group import Group
 K, N = 16, 24
 SMALL = {s: in_tiles(s, (16, 16), (16, 16, 16)) for s in ("push", "pull", "multicast", "engine")}
 SMALL |= {s: SMALL[s].changed(gather={"count": 1}) for s in ("push", "pull", "multicast")}
+SMALL |= {f"{s}, own rows copied": SMALL[s].changed(gather={"own": "copied"}) for s in ("push", "engine")}
+"""In these a world of one rank copies, too."""
 SMALL["engine at the reader"] = SMALL["engine"].changed(gather={"at": "reader", "streams": "peers"})
 
 

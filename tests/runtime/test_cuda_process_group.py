@@ -40,7 +40,7 @@ def test_calls_graphs_and_results(on_stand_in: tuple[CudaProcessGroup, StandIn])
 
 def test_a_withheld_signal_a_reset_and_a_good_call(on_stand_in: tuple[CudaProcessGroup, StandIn]) -> None:
     group, device = on_stand_in
-    inputs = whole((16,))
+    inputs = whole((16,), schedule=SMALL["push, own rows copied"])
     inputs.on(group)
     group.synchronize()
     real = device.launch

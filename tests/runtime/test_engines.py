@@ -34,8 +34,8 @@ SEVERAL = rarely(covering(product(ENGINES, PARTS[:-1], (1, 2))), lambda at, part
 OF_EIGHT = [*product(ENGINES, PARTS[-1:], (1, 2))]
 
 
-def engine_call(at: str, parts: tuple[int, ...], **options: object) -> Call:
-    tiles = {"gather": {"tile": (16, None)}, "matmul": {"tile": (16, 16, 16)}}
+def engine_call(at: str, parts: tuple[int, ...], own: str = "read", **options: object) -> Call:
+    tiles: dict[str, Any] = {"gather": {"tile": (16, None), "own": own}, "matmul": {"tile": (16, 16, 16)}}
     return Call(parts, N=20, K=24, schedule=ENGINES[at].changed(**tiles), integers=True, **options)  # type: ignore[arg-type]
 
 
@@ -71,7 +71,7 @@ def operations_of(call: Call, seed: int = 0) -> tuple[Prepared, list[Operation]]
 
 def signals_written(at: str, seed: int) -> list[tuple[int, int]]:
     """(agent, cell) of the signals that the engine of rank 0 gives, in order."""
-    _, operations = operations_of(engine_call(at, (40, 40, 40)), seed)
+    _, operations = operations_of(engine_call(at, (40, 40, 40), "copied"), seed)
     return [(o.program, o.box[0][0]) for o in operations if o.rank == 0 and o.kind == "atomic_store"]
 
 
@@ -91,7 +91,7 @@ def test_streams_overtake_each_other_and_each_keeps_its_order(at: str) -> None:
 @pytest.mark.parametrize("at", first_of(ENGINES))
 def test_on_one_stream_all_is_done_in_order(at: str, seeds: range) -> None:
     """However late: the signals of all peers come in the order of the tiles, and results are right."""
-    call = engine_call(at, (20, 20, 20))
+    call = engine_call(at, (20, 20, 20), "copied")
     one = replace(call, schedule=call.schedule.changed(gather={"streams": "one"}))
     for seed in seeds:
         prepared, operations = operations_of(one, seed)
@@ -105,7 +105,7 @@ def test_on_one_stream_all_is_done_in_order(at: str, seeds: range) -> None:
 
 def test_engines_are_late() -> None:
     """Workers have polled in vain before the first signal is given, and copies to several peers are under way."""
-    _, operations = operations_of(engine_call("home", (40, 40, 40)))
+    _, operations = operations_of(engine_call("home", (40, 40, 40), "copied"))
     first = next(k for k, o in enumerate(operations) if o.kind == "atomic_store")
     assert any(o.region.kind == "signal" and o.old == 0 for o in operations[:first])
     copying = [o.program for o in operations if o.rank == 0 and o.kind == "store" and o.region.name == "full"]
@@ -114,7 +114,7 @@ def test_engines_are_late() -> None:
 
 
 def test_timeline_names_engines() -> None:
-    prepared, operations = operations_of(engine_call("home", (16, 33)))
+    prepared, operations = operations_of(engine_call("home", (16, 33), "copied"))
     drawn = timeline(align(prepared.events, operations, "all_gather_matmul run 0"), "engine")
     agents = prepared.events.kernel_workers
     assert drawn.agents == agents and drawn.workers(0)[-2:] == (agents, agents + 1)
@@ -199,7 +199,7 @@ def test_what_comes_after_a_run_comes_after_its_copies(monkeypatch: pytest.Monke
 
 def test_a_rank_that_does_not_come_is_named() -> None:
     """The kernel that enters before the copies waits for it, and who waits for that is said, each once."""
-    call = engine_call("reader", (16, 16))
+    call = engine_call("reader", (16, 16), "copied")
     with pytest.raises(StuckError) as e:
         small_world(2).run(lambda group: call.on(group) if group.rank == 0 else None)
     lines = [line.strip() for line in str(e.value).splitlines()]

@@ -166,7 +166,8 @@ def test_inputs_are_published_on_their_own_rank() -> None:
 
 
 def test_timeline_of_an_execution() -> None:
-    prepared, operations = execute((32, 32), 64, 64, schedule("pull", (16, 32), (16, 32, 32)), calls=1)
+    copied = schedule("pull", (16, 32), (16, 32, 32)).changed(gather={"own": "copied"})
+    prepared, operations = execute((32, 32), 64, 64, copied, calls=1)
     made = timeline(align(prepared.events, operations, "all_gather_matmul run 0"), "all_gather_matmul")
     tiles = [s for s in made.spans if s.kind == "tile"]
     assert len(tiles) == sum(a.tiles for a in prepared.allotment.values()) * 2

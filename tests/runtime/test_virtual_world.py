@@ -42,6 +42,7 @@ KERNELS = {
     "push": [""], "pull": ["_publish", ""], "multicast": [""], "engine": ["_enter", ""],
     "engine at the reader": ["_publish", "_enter", ""],
 }  # fmt: skip
+ENGINE = SMALL["engine, own rows copied"]
 
 
 @pytest.mark.parametrize(
@@ -200,14 +201,14 @@ def test_streams_that_can_not_signal() -> None:
     device.probed = Probed({"stream_signals": False})
     inputs = whole((16,))
     with pytest.raises(WorldError, match=r"all_gather_matmul uses the copy engine; .* a word for a kernel .*: no"):
-        virtual_world(1, device).run(lambda group: inputs.on(group, schedule=SMALL["engine"]))
+        virtual_world(1, device).run(lambda group: inputs.on(group, schedule=ENGINE))
 
 
 @pytest.mark.parametrize(("answer", "workers"), [(None, 1), (False, 1), (True, 2)])
 def test_copies_beside_all_sms_are_for_a_probe_to_allow(answer: bool | None, workers: int) -> None:
     device, inputs = StandIn(sms=2), whole((16,))
     device.probed = Probed({} if answer is None else {"copies_beside_all_sms": answer})
-    inputs.check(virtual_world(1, device).run(lambda group: inputs.on(group, schedule=SMALL["engine"])))
+    inputs.check(virtual_world(1, device).run(lambda group: inputs.on(group, schedule=ENGINE)))
     assert max(n for _, _, n in device.launched) == workers
 
 
@@ -305,9 +306,9 @@ def test_copy_engines_are_captured_where_a_probe_allows_it(answers: dict[str, bo
     ranks, inputs = virtual_world(1, device), whole((16,))
 
     def body(group: CudaGroup) -> None:
-        inputs.on(group, schedule=SMALL["engine"]), inputs.on(group, schedule=SMALL["engine"])
+        inputs.on(group, schedule=ENGINE), inputs.on(group, schedule=ENGINE)
         with device.capture():
-            inputs.on(group, schedule=SMALL["engine"])
+            inputs.on(group, schedule=ENGINE)
 
     with pytest.raises(CaptureError, match=f"captured in a schedule with a copy engine; {why}; or take another"):
         ranks.run(body)

@@ -109,7 +109,7 @@ def test_edited_plans_are_caught(
 EDITED_KERNELS = [
     ("no zeroing", "matmul_reduce_scatter_leave", r"^ +drain_partial\(.*\n", ""),
     ("does not leave", "matmul_reduce_scatter_leave", r"^ +leave\(.*\n", ""),
-    ("a tile without its signal", "matmul", r"^ +notify\(.*", ""),
+    ("a tile without its signal", "matmul", r"^( +)notify\(.*", r"\1pass"),
 ]
 
 

@@ -34,17 +34,21 @@ def with_choices(program: TileProgram, facts: Facts) -> TileProgram:
 
     def described(view: View) -> Hashable:
         block = pipelining.block_of(view, program, facts)
-        return None if block is None or block.ends else (block.shape, block.matrix, block.turned)
+        dtype = program.tensor(view.tensor).dtype
+        return None if block is None or block.ends else (dtype, block.shape, block.matrix, block.turned)
 
     def on_heap(view: View) -> Hashable:
         tensor = program.tensor(view.tensor)
         steps = (n for n, i in zip(heap_strides(tensor), view.index, strict=True) if isinstance(i, Range))
         return (tensor.dtype, view.ranges, *steps) if tensor.kind == "buffer" and view.home == RANK else None
 
-    def product(s: ir.Statement) -> ir.Body:
-        return _one_body(s, described) or (s,) if isinstance(s, ir.If) else (s,)
-
     def changed(role: ir.Role) -> ir.Role:
+        def product(s: ir.Statement) -> ir.Body:
+            if not isinstance(s, ir.If):
+                return (s,)
+            main = all(pipelining.pipelined(loop, role, program) for loop in ir.every(ir.For, s.orelse))
+            return (_one_body(s, described) if main else ()) or (s,)
+
         def change(s: ir.Statement) -> ir.Body:
             match s:
                 case ir.For() if pipelining.pipelined(s, role, program):
@@ -62,16 +66,19 @@ def with_choices(program: TileProgram, facts: Facts) -> TileProgram:
 
 
 def _one_body(s: ir.If, lies: Lies) -> ir.Body:
-    """The statements of either branch, if both differ only in views that lie alike; else ()."""
+    """The statements of either branch, if both differ only in views that lie alike, and only loads of whole blocks read
+    these: copies, and loads of some rows, go through pointers, and the strides differ. Else ()."""
     pairs = dict[View, View]()
+    by_pointers = set[View]()
     for a, b in zip(ir.walk(s.body), ir.walk(s.orelse), strict=False):
         pairs |= {v: u for u, v in zip(a.read, b.read, strict=False) if u != v}
+        by_pointers |= {load.view for load in b.reads if load.where is not None or load not in b.loads}
 
     def reading(change: Callable[[View], View]) -> ir.Body:
         return ir.rewritten(s.orelse, lambda inner: (inner.reading(change),))
 
     alike = all(lies(u) == lies(v) is not None for v, u in pairs.items())
-    if not alike or reading(lambda v: pairs.get(v, v)) != s.body:
+    if not alike or by_pointers & pairs.keys() or reading(lambda v: pairs.get(v, v)) != s.body:
         return ()
     return reading(lambda v: _chosen(s.condition, pairs[v], v) if v in pairs else v)
 
