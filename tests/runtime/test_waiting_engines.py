@@ -103,7 +103,7 @@ def test_edited_plans_are_caught(
     planned(monkeypatch, edit)
     for seed in seeds:
         with pytest.raises(found):
-            run_and_check(*[by_engine((48, 32))] * 3, world=small_world(2, slots=1, sms=8), seed=seed)
+            run_and_check(*[by_engine((80, 96))] * 3, world=small_world(2, slots=1, sms=8), seed=seed)
 
 
 EDITED_KERNELS = [
