@@ -58,7 +58,8 @@ def nbytes(events: Events) -> int:
 def test_events_of_a_push() -> None:
     """Two ranks with 16 rows each: one tile to gather for each reader, one to multiply for each home."""
     schedule = all_gather_matmul.schedule("push")
-    schedule = schedule.changed(gather={"tile": (16, 32), "count": 1}, matmul={"tile": (16, 16, 16)})
+    gather = {"tile": (16, 32), "count": 1, "own": "copied"}
+    schedule = schedule.changed(gather=gather, matmul={"tile": (16, 16, 16)})
     events = all_gather_matmul.unroll(schedule, world=2, M=32, N=16, K=32, dtypes="float16")
     mine = [events.describe(k) for k in range(len(events)) if events.rank[k] == 1]
     assert mine == [
@@ -89,7 +90,8 @@ def test_events_of_a_push() -> None:
 
 def test_events_of_a_pull() -> None:
     """The reader reads the memory of the home, and its signals stay with it."""
-    schedule = all_gather_matmul.schedule("pull").changed(gather={"tile": (16, 32)}, matmul={"tile": (16, 16, 16)})
+    schedule = all_gather_matmul.schedule("pull")
+    schedule = schedule.changed(gather={"tile": (16, 32), "own": "copied"}, matmul={"tile": (16, 16, 16)})
     events = all_gather_matmul.unroll(schedule, world=3, M=48, N=16, K=32)
     reads = (events.op == READ) & (events.role == 0)
     assert sorted(pairs(events.rank[reads], events.home[reads])) == [(r, h) for r in range(3) for h in range(3)]
@@ -254,7 +256,7 @@ SPINE = dict(world=8, M=8192, N=3584, K=8192)
 
 
 def test_spine_is_small() -> None:
-    events = all_gather_matmul.unroll("push", **SPINE)
+    events = all_gather_matmul.unroll("push,gather.own=copied", **SPINE)
     gathered = 8 * (8192 // 128) * (8192 // 2048)  # tiles, for each reader
     multiplied = 8 * (8192 // 128) * (3584 // 256)
     assert len(events) == 3 * gathered + 5 * multiplied
@@ -265,7 +267,8 @@ def test_spine_is_small() -> None:
 
 @pytest.mark.parametrize("dim", ["M", "N"])
 def test_events_grow_as_tiles_do(dim: str) -> None:
-    once, twice = (all_gather_matmul.unroll("pull", **{**SPINE, dim: f * SPINE[dim]}) for f in (1, 2))
+    copying = "pull,gather.own=copied"
+    once, twice = (all_gather_matmul.unroll(copying, **{**SPINE, dim: f * SPINE[dim]}) for f in (1, 2))
     for index, (role, of_a_tile) in enumerate((("gather", 3), ("matmul", 5))):
         for events in (once, twice):
             assert (events.role == index).sum() == 8 * of_a_tile * events.allotment[role].tiles

@@ -63,7 +63,7 @@ def test_results_are_the_same(world: int) -> None:
 
 
 def test_columns_of_all_ranks_come_first() -> None:
-    order = {"order": tk.columns_first(2, tk.ring), "tile": (16, 16)}
+    order = {"order": tk.columns_first(2, tk.ring), "tile": (16, 16), "own": "copied"}
     schedule = NAMED["push"].changed(gather=order, matmul={"tile": (16, 16, 16), "order": tk.columns_first(3)})
     run_and_check_gather(Call((19, 0, 33), 72, 50, integers=True, schedule=schedule))
     events = all_gather_matmul.unroll(schedule, world=3, M=(19, 0, 33), N=72, K=50)

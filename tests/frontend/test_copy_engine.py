@@ -16,6 +16,9 @@ from tilelink.errors import ScheduleError, TileSizeError
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, engine, gemm
 
+COPYING = engine.changed(gather={"own": "copied"})
+"""A rank copies its own rows, too."""
+
 SOURCE = """
 @tk.tile
 def bring(t, x, full):
@@ -190,7 +193,7 @@ def test_what_can_not_be_on_the_copy_engine(wrong: Case, tmp_path: Path) -> None
 
 
 def test_engines_are_agents_behind_the_workers_of_the_kernel() -> None:
-    small = engine.changed(gather={"tile": (16, None), "streams": "peers"}, matmul={"tile": (16, 16, 16)})
+    small = COPYING.changed(gather={"tile": (16, None), "streams": "peers"}, matmul={"tile": (16, 16, 16)})
     for at, other in (("reader", "at rank 2"), ("home", "write full[M[0:16], K[0:16]] at rank 2")):
         events = all_gather_matmul.unroll(small.changed(gather={"at": at}), world=3, M=48, N=16, K=16)
         assert events.kernel_workers == 3
@@ -211,8 +214,8 @@ def test_signals_of_an_engine_are_of_the_system() -> None:
 
 
 def test_text_of_a_schedule() -> None:
-    assert str(engine["gather"]) == "CopyEngine(tile=(512, None), order=ring, at='home', streams='one')"
-    several = engine.changed(gather={"streams": "peers", "at": "reader", "order": tk.own_rank_first})
+    assert str(engine["gather"]) == "CopyEngine(tile=(512, None), order=ring, at='home', streams='one', own='read')"
+    several = COPYING.changed(gather={"streams": "peers", "at": "reader", "order": tk.own_rank_first})
     assert str(several["gather"]) == "CopyEngine(tile=(512, None), order=own_rank_first, at='reader')"
 
 
@@ -221,7 +224,7 @@ def test_on_one_stream_a_rank_copies_in_its_order() -> None:
     sizes: dict[str, Any] = {"world": 4, "M": 128, "N": 32, "K": 32}
     for streams, count in (("one", 1), ("peers", 4)):
         gather = {"tile": (16, None), "at": "reader", "order": tk.own_rank_first, "streams": streams}
-        small = engine.changed(gather=gather, matmul={"tile": (16, 16, 16)})
+        small = COPYING.changed(gather=gather, matmul={"tile": (16, 16, 16)})
         events = all_gather_matmul.unroll(small, **sizes)
         for rank in range(4):
             mine = np.flatnonzero((events.rank == rank) & (events.worker >= events.kernel_workers))

@@ -16,7 +16,7 @@ from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.kernels.matmul_reduce_scatter import push as scatter
 
-IN_TILES = push.changed(gather={"tile": (128, 256)})
+IN_TILES = push.changed(gather={"tile": (128, 256), "own": "copied"})
 
 
 @pytest.mark.parametrize(("schedule", "scope"), [(push, "sys"), (pull, "gpu")], ids=["push", "pull"])

@@ -108,7 +108,7 @@ def test_views_of_all_ranks_may_multicast(tmp_path: Path) -> None:
 def test_a_loop_over_the_ranks_reads_once() -> None:
     """The same events as a push in another order: every tile is read once, and written and notified once a rank."""
     sizes = {"world": 3, "M": 48, "N": 16, "K": 32}
-    tiles = {"gather": {"tile": (16, 32)}, "matmul": {"tile": (16, 16, 16)}}
+    tiles = {"gather": {"tile": (16, 32), "own": "copied"}, "matmul": {"tile": (16, 16, 16)}}
     pushed, sent = (all_gather_matmul.unroll(s.changed(**tiles), **sizes) for s in (push, multicast))
     lines = [
         [line.split(": ", 1)[1] for line in e.text().splitlines() if " gather tile" in line] for e in (pushed, sent)

@@ -50,7 +50,8 @@ def test_where_they_stand_in_the_program() -> None:
 
 
 def test_one_signal_a_piece() -> None:
-    events = all_gather_matmul.unroll(PIECES, world=2, M=64, N=32, K=160)
+    copying = PIECES.changed(gather={"own": "copied"})
+    events = all_gather_matmul.unroll(copying, world=2, M=64, N=32, K=160)
     waits = events.op == WAIT
     assert waits.sum() == 2 * (4 * 2) * 3, "of two ranks, eight tiles each, three pieces of K"
     assert set(events.expected[waits].tolist()) == {1}

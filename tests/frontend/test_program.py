@@ -58,7 +58,7 @@ def test_immutable_all_the_way_down() -> None:
 
 def test_equal_for_equal_schedules() -> None:
     again = tk.Schedule(
-        gather=tk.SMs(12, tile=(128, 2048), order=tk.ring, at="home", stages=6, via="tma"),
+        gather=tk.SMs(12, tile=(128, 2048), order=tk.ring, at="home", stages=6, via="tma", own="read"),
         matmul=tk.SMs(tile=(128, 256, 64), order=tk.grouped(4, tk.own_rank_first), stages=3, warps=8),
     )
     assert again is not push and again == push and hash(again) == hash(push)
@@ -139,7 +139,7 @@ def test_text_is_as_expected(name: str, program: Any) -> None:
 
 
 def test_views_and_ranges_as_text() -> None:
-    bound = all_gather_matmul.bind(push)
+    bound = all_gather_matmul.bind(push.changed(gather={"own": "copied"}))
     (copy, _) = bound.role("gather").body
     assert isinstance(copy.target, View) and isinstance(copy.target.index[0], Range)
     assert str(copy.target) == "full[M[M_lo:+128], K[K_lo:+2048]].at(reader)"

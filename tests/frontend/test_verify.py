@@ -16,7 +16,7 @@ from tilelink.frontend.verify import verify
 from tilelink.frontend.views import whole_range
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
 
-PROGRAM = all_gather_matmul.bind(push)
+PROGRAM = all_gather_matmul.bind(push.changed(gather={"own": "copied"}))
 GATHER, MATMUL = PROGRAM.role("gather"), PROGRAM.role("matmul")
 Change = Callable[[Statement], Statement | None]
 

@@ -63,7 +63,7 @@ def test_nothing_is_found_in_what_the_lowering_makes(target: str) -> None:
 
 
 IN_KERNEL: list[tuple[str, str, Edit, str]] = [
-    ("wait", "push", replaced(r"rows_ready = wait\(.*\)", "rows_ready = 0"), "acquire"),
+    ("wait", "push", replaced(r"rows_ready \+= wait\(.*\)", "rows_ready = 0"), "acquire"),
     ("notify", "push", replaced(r"^( +)notify\(.*\n", ""), "release"),
     ("credit", "push", replaced(r"^ +credit\(.*\n", ""), "acquire"),
     ("enter", "push", replaced(r"^ +if worker == 0:\n +enter\(.*\n", ""), "release"),
@@ -77,7 +77,7 @@ IN_KERNEL: list[tuple[str, str, Edit, str]] = [
     ("complete", "push", replaced(r", bulk=True", ""), "complete"),
     ("fence of credit", "push", replaced(r"(credit\(.*), tma=True", r"\1"), "fence"),
     ("fence of entered", "pull", replaced(r"(entered\(.*), tma=True", r"\1"), "fence"),
-    ("scope", "push", replaced(r'(rows_ready = wait\(.*)"sys"', r'\1"gpu"'), "scopes"),
+    ("scope", "push", replaced(r'(rows_ready \+= wait\(.*)"sys"', r'\1"gpu"'), "scopes"),
 ]  # fmt: skip
 
 

@@ -481,13 +481,14 @@ def test_an_entry_that_is_not_there_yet() -> None:
 
 def test_a_structure_that_is_safe_is_not_unrolled_beyond_the_budget() -> None:
     sizes: dict[str, Any] = {"world": 8, "M": 8192, "N": 3584, "K": 8192}
-    report = all_gather_matmul.check("push", **sizes, budget=41_983)
+    copying = "push,gather.own=copied"
+    report = all_gather_matmul.check(copying, **sizes, budget=41_983)
     assert (report.verdict, report.proof, report.events) == ("safe", "structural", 0)
     assert report.notes == (
         "the run was not unrolled: it has about 41,984 events, and the budget is 41,983. Races, deadlocks, coverage "
         "and signals rest on the structure alone, which holds for all sizes",
     )
-    unsafe = all_gather_matmul.check("push", **sizes, budget=41_983, reserve=10, slot_bytes=1)
+    unsafe = all_gather_matmul.check(copying, **sizes, budget=41_983, reserve=10, slot_bytes=1)
     assert [f.kind for f in unsafe.findings] == ["residency", "heap"]
 
 

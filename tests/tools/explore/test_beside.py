@@ -9,7 +9,7 @@ from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
 from tilelink.tools.cli import main
 from tilelink.tools.explore import Lowered, explore
 
-SMALL = push.changed(gather={"tile": (16, 16), "count": 2}, matmul={"tile": (16, 16, 16)})
+SMALL = push.changed(gather={"tile": (16, 16), "count": 2, "own": "copied"}, matmul={"tile": (16, 16, 16)})
 SMS, BLOCKS = 6, 3
 """Two workers gather, and four at most multiply: three blocks have no room beside those that wait."""
 
@@ -44,7 +44,7 @@ def test_all_sms_may_not_be_reserved() -> None:
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    shape, schedule = ["--shape", "M=64,N=32,K=16"], ["--schedule", "push,gather.count=2"]
+    shape, schedule = ["--shape", "M=64,N=32,K=16"], ["--schedule", "push,gather.own=copied,gather.count=2"]
     flags = ["--world", "2", *shape, *schedule, "--sms", "6", "--seeds", "1", "--beside", "3"]
     assert main(["explore", "all_gather_matmul", *flags]) != 0
     assert "leave 3 SMs to another kernel" in capsys.readouterr().out

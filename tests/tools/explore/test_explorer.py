@@ -60,7 +60,7 @@ def mutated(old: str, new: str, **options: Any) -> Lowered:
 
 
 def test_a_race_of_a_lowered_kernel_names_both_lines_and_its_seed() -> None:
-    subject = mutated(r"rows_ready = wait\(.*\)", "rows_ready = 0")
+    subject = mutated(r"rows_ready \+= wait\(.*\)", "rows_ready = 0")
     explored = explore(subject, range(1, 4))
     assert kinds(explored) == {"race"}
     lines = explored.findings[0].lines

@@ -5,7 +5,7 @@ The structure shows this if
    and all views cover the tensor. No condition guards the statement, except:
    a. only the tiles that are the first along a dimension write an output, and that dimension is not empty;
    b. one statement writes what stays on the rank that made it, and another one the rest; of a buffer, nobody need write
-      one of these halves;
+      one of these halves. In each half, a. may hold, too;
 2. the view is notified in the same place after the write, if anybody waits for the tensor;
 3. reads of such a tensor lie in what was waited for; nobody reads a half that nobody writes, or waits for it;
 4. roles wait only for roles before them in program order; roles that take turns count as one role, but a role with a
@@ -60,8 +60,8 @@ def why_not_structural(program: ir.TileProgram, sizes: Sizes | None = None) -> s
     if reason or sizes is None:
         return reason
     found = role_places(program)
-    places = (p for p in found if p.target)
-    empty = [r.dim for p in places for r in _only_first(p) or () if not sizes.values[r.dim]]
+    writes = ((p, p.target, program.tensor(p.target.tensor)) for p in found if p.target)
+    empty = [r.dim for write in writes for r in _first_along(*write) if not sizes.values[r.dim]]
     if empty:
         return f"the first tile along {empty[0]} writes a tensor, and {empty[0]} is 0"
     for view, site in ((v, p.statement.site) for p in found for v in p.statement.touched):
@@ -124,7 +124,7 @@ def _written_once(tensor: ir.Tensor, found: list[RolePlace], awaited: bool) -> s
     if tensor.buffers:
         return f"entries of {name} take turns in {tensor.buffers} buffers"
     writers = [(p, p.target) for p in found if p.target and p.target.tensor == name]
-    halves = [_half(view, tensor, p) if len(p.conditions) == 1 else None for p, view in writers]
+    halves = [_half_written(p, view, tensor) for p, view in writers]
     if len(writers) != 1 and (len(writers) != 2 or None in halves or _other_half(halves[0]) != halves[1]):
         lines = ", ".join(str(p.statement.site) for p, _ in writers) or "no line"
         return f"{name} is written by {len(writers)} statements ({lines})"
@@ -132,7 +132,8 @@ def _written_once(tensor: ir.Tensor, found: list[RolePlace], awaited: bool) -> s
     half = None not in halves and (len(halves) == 2 or tensor.kind == "buffer")
     for place, view in writers:
         site = place.statement.site
-        if not half and (_only_first(place) is None or (place.conditional and told)):
+        conditional = len(place.conditions) > 1 if half else place.conditional
+        if (not half and _only_first(place) is None) or (conditional and told):
             return f"whether {view} is written depends on a condition ({site})"
         if not _one_to_one(place, view, tensor):
             return f"tiles are not known to write to different places of {view}, and together to all of {name} ({site})"
@@ -152,10 +153,11 @@ def _written_once(tensor: ir.Tensor, found: list[RolePlace], awaited: bool) -> s
 Half = tuple[str, bool]
 
 
-def _half(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> Half | None:
+def _halving(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> tuple[str, bool, sympy.Basic] | None:
     """Which half of a tensor a condition lets tiles reach at a place, by a dimension: what stays on the rank that made
-    it (True), or the rest (False). None if no condition says that. In a tensor with an entry for each maker, what stays
-    is the maker's own entry in its own memory; in a tensor that each rank has, it is the rank's own part."""
+    it (True), or the rest (False); and the condition. None if no condition says that. In a tensor with an entry for
+    each maker, what stays is the maker's own entry in its own memory; in a tensor that each rank has, it is the rank's
+    own part."""
     index = list(zip(tensor.dims, view.index, strict=True))
     makers = [(dim, i) for dim, i in index if dim == ir.RANKS_DIM and isinstance(i, Expr)]
     if tensor.sharded is None:
@@ -164,18 +166,37 @@ def _half(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> Half | None:
         return None
     ((along, maker),) = makers
     said = (c for c in place.conditions if isinstance(c, sympy.Eq | sympy.Ne) and {*c.args} == {maker, view.home})
-    return next(((along, isinstance(c, sympy.Eq)) for c in said), None)
+    return next(((along, isinstance(c, sympy.Eq), c) for c in said), None)
+
+
+def _half(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> Half | None:
+    """Which half of a tensor a condition lets tiles reach at a place; None if no condition says that."""
+    found = _halving(view, tensor, place)
+    return found and found[:2]
+
+
+def _half_written(place: RolePlace, view: ir.View, tensor: ir.Tensor) -> Half | None:
+    """Which half of a tensor a statement writes, if its other conditions let only first tiles write."""
+    found = _halving(view, tensor, place)
+    return found[:2] if found and _only_first(place, found[2]) is not None else None
 
 
 def _other_half(half: Half | None) -> Half | None:
     return half and (half[0], not half[1])
 
 
-def _only_first(place: RolePlace) -> list[ir.Range] | None:
-    """The ranges along which only the first tile reaches a place, by all of its conditions; None if a condition says
-    something else."""
+def _first_along(place: RolePlace, view: ir.View, tensor: ir.Tensor) -> list[ir.Range]:
+    """The ranges along which only the first tile writes a view, in the half of the tensor that the statement writes."""
+    found = _halving(view, tensor, place)
+    return _only_first(place, found and found[2]) or []
+
+
+def _only_first(place: RolePlace, apart_from: sympy.Basic | None = None) -> list[ir.Range] | None:
+    """The ranges along which only the first tile reaches a place, by all of its conditions apart from one; None if a
+    condition says something else."""
     ranges = [r for r in place.role.walk.ranges if r.part is None and r.segment is None]
-    only = [next((r for r in ranges if c == sympy.Eq(r.start, 0)), None) for c in place.conditions]
+    conditions = [c for c in place.conditions if c != apart_from]
+    only = [next((r for r in ranges if c == sympy.Eq(r.start, 0)), None) for c in conditions]
     known = all(not isinstance(s, ir.DataIf) for s, _ in place.outer)
     return [r for r in only if r is not None] if known and None not in only else None
 
@@ -186,7 +207,7 @@ def _one_to_one(place: RolePlace, view: ir.View, tensor: ir.Tensor) -> bool:
     if any(count != WORLD for name, count in walk.axes if name != walk.expert):
         return False
     left = {symbol(name) for name, _ in walk.axes} | {RANK}
-    missing = [r for r in on_side(walk.ranges, walk.sent, tensor.dims) if r not in (_only_first(place) or ())]
+    missing = [r for r in on_side(walk.ranges, walk.sent, tensor.dims) if r not in _first_along(place, view, tensor)]
     left |= {symbol(x.name) for x in place.loops if (x.start, x.stop, x.step) == (0, WORLD, 1)}
     loops = [loop for loop in place.loops if symbol(loop.name) not in left]
     entries = [i for i in view.index if not isinstance(i, ir.Range)]

@@ -14,7 +14,7 @@ A role with own="read" brings an input to the ranks that need it. Those that wai
 rank in the input itself, and the role copies only what goes to other ranks:
 
     copy x[t] -> full[t].at(reader)            if reader != rank: the same as before
-    rows = wait(full[t])            becomes    rows = wait(full[t]), for no copy if home == rank
+    rows = wait(full[t])            becomes    rows = wait(full[t]) if home != rank
     ... rows.load() ...                        if home == rank: ... x[t].load() ... else: the same as before
 """
 
@@ -48,7 +48,8 @@ def store_own(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
             raise type(e)(f"{e.message}; {why}. {CURE}", e.site) from None
         _check(role, producer, folded, program)
         (maker,) = {v.home for v in role.awaited}
-        made = {producer.name: _storing_own(producer, folded, program), role.name: _copying_others(role, maker)}
+        others = _copying_others(role, maker)  # first: it refuses a role in words of the role's own schedule
+        made = {producer.name: _storing_own(producer, folded, program), role.name: others}
         program = replace(program, roles=tuple(made.get(r.name, r) for r in program.roles))
     return program
 
@@ -123,27 +124,33 @@ def read_own(program: ir.TileProgram, _: Binding) -> ir.TileProgram:
 
 
 def _copies(role: ir.Role, program: ir.TileProgram) -> list[ir.Copy]:
-    """What a role with own="read" copies. Raises ScheduleError if a copy is not the same region of an input, all of
-    which the rank has."""
-    copies = list(ir.every(ir.Copy, role.body))
-    if not copies or role.awaited:
-        raise _refused(role, 'it is for a role that waits for nothing and copies inputs; others take own="stored"')
+    """What a role with own="read" copies. Raises ScheduleError if the role does anything else, if a copy is not the
+    same region of a sharded input, or if another role writes to the same buffer."""
+    for s in ir.walk(role.body):
+        if not isinstance(s, ir.Copy | ir.Notify | ir.For | ir.If):
+            does = f"it waits for {s.views[0]}" if isinstance(s, ir.Wait) else "it computes"
+            raise _refused(role, f'{does}; own="read" is for roles that only copy inputs and notify', s.site)
+    if not (copies := list(ir.every(ir.Copy, role.body))):
+        raise _refused(role, 'it copies nothing; own="read" is for roles that copy inputs')
     for s in copies:
         source, target = program.tensor(s.source.tensor), program.tensor(s.target.tensor)
-        if (source.kind, target.kind) != ("input", "buffer") or source.dtype != target.dtype or s.where is not None:
-            raise _refused(role, f"it copies {s.source} to {s.target}, not all rows of an input to a buffer", s.site)
-        if s.source.index != s.target.index or s.source.home != copies[0].source.home:
-            raise _refused(role, f"{s.target} is not the same region as {s.source}", s.site)
-        fill = {r.name for r in program.roles for v in _given(r) if v.tensor == target.name} - {role.name}
-        if fill or sum(c.target.tensor == target.name for c in copies) > 1:
-            by = " and ".join(fill) or "another copy of it"
-            raise _refused(role, f"{by} fills {target.name}, too, which then is no copy of {source.name}", s.site)
+        kinds = (source.kind, target.kind) == ("input", "buffer") and source.sharded is not None
+        if not kinds or s.where is not None:
+            what = f"it copies {'some rows of ' if s.where else ''}{s.source} to {s.target}"
+            raise _refused(role, f'{what}; own="read" is for copies of all rows of a sharded input to a buffer', s.site)
+        if s.source.index != s.target.index:
+            raise _refused(role, f"it copies {s.source} to another region, {s.target}", s.site)
+        if s.source.home != copies[0].source.home:
+            homes = f"{copies[0].source.home_text} and of {s.source.home_text}"
+            raise _refused(role, f"a tile of it copies memory of {homes}; all of it has to be one rank's", s.site)
+        for other in (r for r in program.roles if r.name != role.name):
+            if write := next((w for w in ir.every(ir.Write, other.body) if w.target.tensor == target.name), None):
+                why = f"{other.name} writes to {target.name}, too; nobody would read what it writes for its own rank"
+                raise _refused(role, why, write.site)
+    for k, s in enumerate(copies):
+        if s.target.tensor in {c.target.tensor for c in copies[:k]}:
+            raise _refused(role, f"it copies to {s.target.tensor} in two places", s.site)
     return copies
-
-
-def _given(role: ir.Role) -> list[ir.View]:
-    """The views that a role writes or notifies."""
-    return [*(s.target for s in ir.every(ir.Write, role.body)), *role.notified]
 
 
 def _reading_own(body: ir.Body, role: ir.Role, copies: list[ir.Copy], program: ir.TileProgram) -> ir.Body:
@@ -160,7 +167,8 @@ def _reading_own(body: ir.Body, role: ir.Role, copies: list[ir.Copy], program: i
     def change(s: ir.Statement) -> ir.Body:
         if isinstance(s, ir.Wait) and any(v.tensor in sources for v in s.views):
             if len(s.views) > 1:
-                raise _refused(role, f"a wait of another role is for {s.views[0]} and for other views", s.site)
+                why = f"this wait is for {s.views[0]} and for other views; write a wait for each view"
+                raise _refused(role, why, s.site)
             return (replace(s, when=sympy.Not(_of_part(s.views[0], role, sources, program, s))),)
         read = [v for i in ir.walk((s,)) for v in i.read if v.tensor in sources]
         if not read:
@@ -179,11 +187,15 @@ def _reading_own(body: ir.Body, role: ir.Role, copies: list[ir.Copy], program: i
 def _of_part(
     view: ir.View, role: ir.Role, sources: dict[str, str], program: ir.TileProgram, s: ir.Statement
 ) -> sympy.Basic:
-    """The condition that a view has rows of the executing rank. Raises ScheduleError if it may have others beside."""
-    sharded = program.tensor(sources[view.tensor]).sharded
-    rows = None if sharded is None else view.index[sharded]
-    if view.home != RANK or not isinstance(rows, ir.Range) or rows.part is None:
-        raise _refused(role, f"{view} may have rows of several ranks, or lie on another", s.site)
+    """The condition that a view has rows of the executing rank. Raises ScheduleError if it may have others, too."""
+    source = program.tensor(sources[view.tensor])
+    assert source.sharded is not None
+    rows = view.index[source.sharded]
+    if view.home != RANK:
+        raise _refused(role, f"{view} is memory of another rank, which lacks that rank's own rows", s.site)
+    if not isinstance(rows, ir.Range) or rows.part is None:
+        lie = f"its own in {source.name}, the others in {view.tensor}"
+        raise _refused(role, f"{view} may have rows of several ranks, which would lie apart: {lie}", s.site)
     return sympy.Eq(rows.part, RANK)
 
 
