@@ -55,60 +55,79 @@ def test_where_descriptors_load_both_there_is_one_main_loop(
 
 
 @pytest.mark.parametrize("schedule", ["push", "pull"])
-def test_where_no_descriptor_loads_them_there_are_two(schedule: str) -> None:
+def test_where_no_descriptor_loads_them_the_pointer_is_chosen(schedule: str) -> None:
     """Rows of 500 elements of bf16 are no multiple of 16 bytes."""
     source = small("sm_90", all_gather_matmul, schedule, K=500)[0].source
-    assert products(source) == 2 and "one_of(" not in source and "_blocks" not in source
-    with pytest.raises(FormError, match="loads blocks of x that no descriptor describes"):
+    assert products(source) == 1 and "one_of(" not in source and "_blocks" not in source
+    assert "x_or_full = tl.where(home == rank, x" in source and "full_block = tl.load(x_or_full + " in source
+    with pytest.raises(FormError, match="loads blocks of full that no descriptor describes"):
         small("sm_90+warps", all_gather_matmul, schedule, K=500)
 
 
-def test_where_blocks_end_early_there_are_two() -> None:
-    """A descriptor is told where, and each load has its own end."""
+def test_strides_are_chosen_where_they_differ() -> None:
+    """Rows of a caller's tensor need not lie like rows of a buffer; published ones do."""
+    push, pull = (small("sm_90", all_gather_matmul, s, K=500)[0].source for s in ("push", "pull"))
+    assert "x_or_full_stride_M = tl.where(home == rank, x_stride_M, K)" in push
+    assert "x_or_full_stride" not in pull
+
+
+@pytest.mark.parametrize(("sizes", "hint"), [({}, True), ({"K": 500}, False)])
+def test_compilers_for_amd_choose_between_numbers(sizes: dict[str, int], hint: bool) -> None:
+    """They fail at a choice between pointers. The compiler is told where rows begin at multiples of 16 bytes."""
+    source = small("gfx942", all_gather_matmul, "push", **sizes)[0].source
+    (chosen,) = re.findall(r"x_or_full = (.*)", source)
+    assert ".to(tl.int64), (full_here).to(tl.int64)).to(tl.pointer_type(tl.bfloat16))" in chosen
+    assert chosen.startswith("tl.multiple_of(") == hint
+
+
+def test_where_blocks_end_early_the_end_is_chosen_too() -> None:
     source = small("sm_90", all_gather_matmul, "push", M=[130, 1, 7, 5])[0].source
-    assert products(source) == 2 and "x_or_full" not in source
-    assert all(f"{t}_block = {t}_blocks_64_by_64.load([1073741824, " in source for t in ("x", "full"))
+    assert products(source) == 1 and CHOSEN in source
+    assert "full_block = x_or_full.load([1073741824, tl.where(home == rank, tl.cast((" in source
 
 
 CASES = [
-    ("push", (48, 48), 64, 1),
-    ("pull", (16, 16, 16), 40, 1),
-    ("engine", (32, 32), 56, 1),
-    ("push", (32,), 48, 1),
-    ("push", (20, 20), 64, 2),
-    ("pull", (37, 0, 5), 52, 2),
-    ("engine", (0, 16, 33), 40, 2),
-    ("push", (5, 0, 17), 42, 2),
-    ("pull", (48, 48), 42, 2),
-    ("push", (0, 0, 0, 5), 42, 2),
+    ("push", (48, 48), 64, True),
+    ("pull", (16, 16, 16), 40, True),
+    ("engine", (32, 32), 56, True),
+    ("push", (32,), 48, True),
+    ("push", (20, 20), 64, True),
+    ("pull", (37, 0, 5), 52, False),
+    ("engine", (0, 16, 33), 40, False),
+    ("push", (5, 0, 17), 42, False),
+    ("pull", (48, 48), 42, False),
+    ("push", (0, 0, 0, 5), 42, False),
 ]
 
 
 @pytest.mark.parametrize(
-    ("schedule", "parts", "K", "loops"),
+    ("schedule", "parts", "K", "described"),
     rarely(CASES, lambda schedule, parts, *_: (schedule, parts) in (("engine", (32, 32)), ("push", (20, 20)))),
 )
-def test_both_give_right_numbers(schedule: str, parts: tuple[int, ...], K: int, loops: int) -> None:
-    """In two calls, one after the other, on other operands; and traces are those of the unrolled program."""
+def test_numbers_are_right(schedule: str, parts: tuple[int, ...], K: int, described: bool) -> None:
+    """In two calls, one after the other, on other operands; and traces are those of the unrolled program. Without rows
+    on a rank, there is no descriptor."""
     operations: list[Operation] = []
     world = small_world(len(parts), target=DESCRIBING, observer=operations.append)
     calls = [Call(parts, N=40, K=K, schedule=in_small_tiles(schedule), integers=True, seed=seed) for seed in (0, 1)]
     run_and_check(*calls, world=world)
     (prepared,) = world.lane.prepared.values()
-    assert products(prepared.lowered.source) == loops
-    assert ("x_or_full" in prepared.lowered.source) == (loops == 1)
+    source = prepared.lowered.source
+    assert products(source) == 1
+    assert ("x_or_full = one_of(" in source, "x_or_full = tl.where(" in source) == (described, not described)
     for n in range(2):
         assert align(prepared.events, operations, f"all_gather_matmul run {n}").done
 
 
 def test_rows_that_only_one_rank_can_describe() -> None:
-    """There the rank has one loop, the other has two, and they agree all the same."""
+    """The other rank chooses a pointer, and they agree all the same."""
     call = Call((32, 32), N=40, K=40, schedule=in_small_tiles("push"), integers=True)
     call.x[1] = torch.empty(32 * 40 + 1)[1:].view(32, 40).copy_(call.x[1])
     assert call.x[1].data_ptr() % 16
     world = small_world(2, target=DESCRIBING)
     run_and_check(call, call, world=world)
-    assert sorted(products(p.lowered.source) for p in world.lane.prepared.values()) == [1, 2]
+    sources = [p.lowered.source for p in world.lane.prepared.values()]
+    assert sorted("x_or_full = one_of(" in source for source in sources) == [False, True]
 
 
 descriptor = replaced(r"(x_or_full = .*, home) ==", r"\1 !=")

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import sympy
 import torch
+import triton.language as tl
 
+import tilelink as tk
 from tests.frontend.wrong import (
     GATHER,
     GATHER_TILE,
@@ -327,3 +329,91 @@ def test_kept_rows_are_proved_half_by_half(name: str) -> None:
     wrong = replace(right, roles=(right.role("gather"), lacking))
     assert "whether gathered[" in why_not_structural(wrong)
     assert [f.kind for f in check_program(wrong, Sizes.of(wrong, 2, sizes)).findings] == ["unwritten output"]
+
+
+@tk.tile
+def bring(t, x, full):
+    tk.notify(tk.copy(x[t], full[t].at(t.reader)))
+
+
+@tk.tile
+def twice_through(t, full, out):
+    """Statements that read rows of two parts."""
+    acc = tl.zeros(t.shape, tl.float32)
+    for k in tk.steps(full.M, by=16):
+        a = tk.wait(full[k, t.cols])
+        for j in tk.steps(full.M, by=16):
+            b = tk.wait(full[j, t.cols])
+            acc += a.load() + 3 * b.load()
+    out[t].store(acc)
+
+
+@tk.program
+def all_pairs(x: tk.Sharded("M", "K"), out: tk.Local("S", "K")):
+    full = tk.local("M", "K")
+    bring[tk.tiles(x, reader=tk.ranks)](x, full)
+    twice_through[tk.tiles(out)](full, out)
+
+
+@tk.tile
+def pass_on(t, full, passed):
+    """A role between: it writes the same whether rows are its own or not."""
+    tk.notify(passed[t].store(2 * tk.wait(full[t]).load()))
+
+
+@tk.tile
+def take(t, passed, out):
+    out[t].store(tk.wait(passed[t]).load())
+
+
+@tk.program
+def in_between(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
+    full, passed = tk.local("M", "K"), tk.local("M", "K")
+    bring[tk.tiles(x, reader=tk.ranks)](x, full)
+    pass_on[tk.tiles(full)](full, passed)
+    take[tk.tiles(out)](passed, out)
+
+
+TILED = tk.SMs(tile=(16, 16))
+BRINGS = tk.SMs(2, tile=(16, 16), at="home", own="read")
+PAIRS = tk.Schedule(bring=BRINGS, twice_through=TILED), {"S": 16}
+BETWEEN = tk.Schedule(bring=BRINGS, pass_on=TILED, take=TILED), {}
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize(("program", "given"), [(all_pairs, PAIRS), (in_between, BETWEEN)], ids=["pairs", "between"])
+def test_readers_of_two_parts_and_readers_that_pass_on(program: Any, given: Any, world: int) -> None:
+    schedule, sizes = given
+    rows = parts(world)
+    assert program.check(schedule, world=world, M=rows, K=24, **sizes).proof == "structural"
+    x = torch.randint(-4, 5, (sum(rows), 24)).float()
+    blocks = (b for part in x.split(rows) for b in part.split(16) if len(b))
+    steps = [torch.nn.functional.pad(b, (0, 0, 0, 16 - len(b))) for b in blocks]
+    both = sum(a + 3 * b for a in steps for b in steps) if program is all_pairs else 2 * x
+    outs = [[torch.full(both.shape, torch.nan) for _ in range(2)] for _ in range(world)]
+
+    def rank(group: Any) -> None:
+        for out in outs[group.rank]:
+            program(x.split(rows)[group.rank], out, schedule=schedule, group=group, parts={"M": rows})
+
+    CpuWorld(world).run(rank)
+    assert all(torch.equal(out, both) for of_rank in outs for out in of_rank)
+
+
+@tk.tile
+def pick(t, picks, y, out):
+    here = tk.wait(picks[t.M])
+    tk.copy(y[here, t.cols], out[t])
+
+
+@tk.program
+def picking(x: tk.Sharded("M", dtype=tl.int32), y: tk.Local("S", "K"), out: tk.Local("M", "K")):
+    picks = tk.local("M", dtype=tl.int32)
+    bring[tk.tiles(x, reader=tk.ranks)](x, picks)
+    pick[tk.tiles(out)](picks, y, out)
+
+
+def test_integers_that_pick_rows_are_not_read_in_the_input() -> None:
+    schedule = tk.Schedule(bring=replace(BRINGS, tile=(16,)), pick=TILED)
+    with pytest.raises(ScheduleError, match=r"picks\[.*\] picks or marks rows; copy it to another buffer first"):
+        picking.bind(schedule)

@@ -139,15 +139,15 @@ class Addresses:
         """The address of the block that a view describes. All ranges of the view have extents. `hoisted`: offsets
         inside the block are made before the loop over tiles; else they are made where the block is, and take no
         registers elsewhere. `moved`: a vector of truths that says which of its rows are moved; None for all."""
+        if isinstance(view, Chosen):
+            return self._chosen(view, token, once=hoisted)
         tensor = self.program.tensor(view.tensor)
         strides = self.strides(tensor, published)
         ranges = view.ranges
         corner: list[Source] = []
         inside: list[Source] = []
         masks: list[Source] = [] if moved is None else [f"{moved}{along(0, len(ranges))}"]
-        chosen = isinstance(view, Chosen)
-        begins = [self.text(i.start) if isinstance(i, Range) else ZERO for i in view.index]
-        for k, (i, at) in enumerate(zip(view.index, begins if chosen else self.corner(view, token), strict=True)):
+        for k, (i, at) in enumerate(zip(view.index, self.corner(view, token), strict=True)):
             if not isinstance(i, Range):
                 corner += [self.offset(at, strides[k])] if at != ZERO else []
                 continue
@@ -166,22 +166,61 @@ class Addresses:
                 corner.append(_times(f"tl.cast({at}, tl.int64){spread}", strides[k]))
             if not fills(i, self.facts):
                 masks.append(self.mask(i, spread, hoisted))
-        pointer = [(self.origin if chosen else self.base)(view, home, published=published), *corner]
+        pointer = [self.base(view, home, published=published), *corner]
         if inside:
             shape = "_by_".join(str(r.extent) for r in ranges)
             own = "" if self.on_heap(tensor, published) or tensor.name not in self.heap else "own_"
             pointer.append(self.hoist(f"{tensor.name}_{own}{shape}", " + ".join(inside)))
         return Address(" + ".join(pointer), " & ".join(masks) if masks else None)
 
-    def origin(self, view: View, home: Source | None = None, *, published: bool = True) -> Source:
-        """A pointer to where the ranges of a view would begin, if they began at 0."""
-        if isinstance(view, Chosen):
-            return call("tl.where", self.text(view.condition), *map(self.origin, view.places))
-        index = (replace(i, start=sympy.S.Zero) if isinstance(i, Range) else i for i in view.index)
-        corner = self.corner(replace(view, index=tuple(index)), None)
-        places = zip(corner, self.strides(self.program.tensor(view.tensor), published), strict=True)
-        offsets = (self.offset(at, stride) for at, stride in places if at != ZERO)
-        return " + ".join([self.base(view, home, published=published), *offsets])
+    def _chosen(self, view: Chosen, token: Source | None, *, once: bool) -> Address:
+        """The address of a block in one of two places of the own rank. `once`: what depends on the place is made once a
+        tile; else it is made where the block is."""
+        condition, name = self.text(view.condition), f"{view.first.tensor}_or_{view.other.tensor}"
+
+        def made(like: str, value: Source) -> Source:
+            return self.per_tile(like, value) if once else value
+
+        def stride(i: Range, first: Stride, other: Stride) -> Stride:
+            if first == other:
+                return other
+            chosen = call("tl.where", condition, first.whole, other.whole)
+            return Stride(*[made(f"{name}_stride_{i.dim}", chosen)] * 2)
+
+        (first, strides), (other, others) = map(self._origin, view.places)
+        place = call("tl.where", condition, first, other)
+        if self.facts.aligned is not None:
+            numbers = (f"({pointer}).to(tl.int64)" for pointer in (first, other))
+            dtype = TRITON_DTYPES[self.program.tensor(view.tensor).dtype]
+            place = f"{call('tl.where', condition, *numbers)}.to(tl.pointer_type(tl.{dtype}))"
+            if all(v.tensor in self.facts.aligned for v in view.places):
+                place = call("tl.multiple_of", place, 16)
+        pointer = [made(name, place)]
+        inside: list[Source] = []
+        masks: list[Source] = []
+        for k, (i, a, b) in enumerate(zip(view.ranges, strides, others, strict=True)):
+            start, elements, spread = self.text(i.start), arange(i.extent), along(k, len(view.ranges))
+            start = f"{start} + {token}" if token and k == 0 else start
+            step = stride(i, a, b)
+            if once:
+                pointer.append(self.offset(start, step))
+                inside.append(_times(elements + spread, step))
+            else:
+                pointer.append(_times(f"tl.cast({start} + {elements}, tl.int64){spread}", step))
+            if not fills(i, self.facts):
+                masks.append(self.mask(i, spread, once))
+        if inside:
+            shape = "_by_".join(str(r.extent) for r in view.ranges)
+            pointer.append(self.per_tile(f"{name}_{shape}", " + ".join(inside)))
+        return Address(" + ".join(pointer), " & ".join(masks) if masks else None)
+
+    def _origin(self, view: View) -> tuple[Source, list[Stride]]:
+        """A pointer to where the ranges of a view of the own rank would begin if they began at 0, and their strides."""
+        strides = self.strides(self.program.tensor(view.tensor))
+        index = [replace(i, start=sympy.S.Zero) if isinstance(i, Range) else i for i in view.index]
+        places = zip(self.corner(replace(view, index=tuple(index)), None), strides, strict=True)
+        pointer = [self.base(view), *(self.offset(at, stride) for at, stride in places if at != ZERO)]
+        return " + ".join(pointer), [s for s, i in zip(strides, index, strict=True) if isinstance(i, Range)]
 
     def picked(self, view: View) -> str:
         """The variable with the numbers of the rows of a view that integers pick."""

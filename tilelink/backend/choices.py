@@ -18,7 +18,6 @@ import sympy
 
 from tilelink.backend import pipelining
 from tilelink.backend.addresses import heap_strides
-from tilelink.backend.facts import Facts
 from tilelink.frontend import ir
 from tilelink.frontend.expressions import RANK
 from tilelink.frontend.ir import Range, TileProgram, View
@@ -28,16 +27,15 @@ Lies = Callable[[View], Hashable]
 """What two views have in common if their blocks lie alike; None for a view whose block does not lie as is asked."""
 
 
-def with_choices(program: TileProgram, facts: Facts) -> TileProgram:
-    """The program with products and stores outside of such branches, if descriptors load the blocks of both products,
-    or if both stores are to buffers in which rows lie alike."""
+def with_choices(program: TileProgram) -> TileProgram:
+    """The program with products and stores outside of such branches: main loops that load the same ranges of tensors
+    of the own rank, and stores to buffers in which rows lie alike."""
 
-    def described(view: View) -> Hashable:
-        block = pipelining.block_of(view, program, facts)
-        dtype = program.tensor(view.tensor).dtype
-        return None if block is None or block.ends else (dtype, block.shape, block.matrix, block.turned)
+    def loaded(view: View) -> Hashable:
+        own = view.home == RANK and not view.picked_by
+        return (program.tensor(view.tensor).dtype, view.ranges) if own else None
 
-    def on_heap(view: View) -> Hashable:
+    def stored(view: View) -> Hashable:
         tensor = program.tensor(view.tensor)
         steps = (n for n, i in zip(heap_strides(tensor), view.index, strict=True) if isinstance(i, Range))
         return (tensor.dtype, view.ranges, *steps) if tensor.kind == "buffer" and view.home == RANK else None
@@ -47,7 +45,7 @@ def with_choices(program: TileProgram, facts: Facts) -> TileProgram:
             if not isinstance(s, ir.If):
                 return (s,)
             main = all(pipelining.pipelined(loop, role, program) for loop in ir.every(ir.For, s.orelse))
-            return (_one_body(s, described) if main else ()) or (s,)
+            return (_one_body(s, loaded) if main else ()) or (s,)
 
         def change(s: ir.Statement) -> ir.Body:
             match s:
@@ -56,7 +54,7 @@ def with_choices(program: TileProgram, facts: Facts) -> TileProgram:
                 case ir.If() if s.orelse and all(pipelining.pipelined(loop, role, program) for loop in s.orelse):
                     return product(s)
                 case ir.If(body=(ir.Store() as first, *rest), orelse=(ir.Store() as other, *others)):
-                    if one := _one_store(s.condition, first, other, on_heap):
+                    if one := _one_store(s.condition, first, other, stored):
                         return (*one, *([s.around(tuple(rest), tuple(others))] if rest or others else []))
             return (s,)
 
@@ -67,18 +65,18 @@ def with_choices(program: TileProgram, facts: Facts) -> TileProgram:
 
 def _one_body(s: ir.If, lies: Lies) -> ir.Body:
     """The statements of either branch, if both differ only in views that lie alike, and only loads of whole blocks read
-    these: copies, and loads of some rows, go through pointers, and the strides differ. Else ()."""
+    these, not copies or loads of some rows. Else ()."""
     pairs = dict[View, View]()
-    by_pointers = set[View]()
+    otherwise = set[View]()
     for a, b in zip(ir.walk(s.body), ir.walk(s.orelse), strict=False):
         pairs |= {v: u for u, v in zip(a.read, b.read, strict=False) if u != v}
-        by_pointers |= {load.view for load in b.reads if load.where is not None or load not in b.loads}
+        otherwise |= {load.view for load in b.reads if load.where is not None or load not in b.loads}
 
     def reading(change: Callable[[View], View]) -> ir.Body:
         return ir.rewritten(s.orelse, lambda inner: (inner.reading(change),))
 
     alike = all(lies(u) == lies(v) is not None for v, u in pairs.items())
-    if not alike or by_pointers & pairs.keys() or reading(lambda v: pairs.get(v, v)) != s.body:
+    if not alike or otherwise & pairs.keys() or reading(lambda v: pairs.get(v, v)) != s.body:
         return ()
     return reading(lambda v: _chosen(s.condition, pairs[v], v) if v in pairs else v)
 

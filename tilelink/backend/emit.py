@@ -231,9 +231,9 @@ class RoleEmitter:
             return (self.all if self.all and self.all.reaches(view) else self.near).sum(view, token)
         if block is not None:
             return loaded(block, *self.described(block, view, token))
-        assert not isinstance(view, Chosen), "only descriptors load from a chosen place"
         self.pick(view)
-        at = self.addresses.block(view, token=token, moved=moved)
+        hoisted = not isinstance(view, Chosen) or self.is_of_tile(view.condition)
+        at = self.addresses.block(view, token=token, moved=moved, hoisted=hoisted)
         narrow = self.dtype(view).startswith("float8")  # Triton makes no float8 of an integer
         other = ("0.0" if narrow else "0") if at.mask else None
         return call("tl.load", at.pointer, mask=at.mask, other=other)
@@ -293,12 +293,16 @@ class RoleEmitter:
         assert at_first is not None
         first, begins = self.described(at_first, view.first, None)
         other, others = self.described(block, view.other, token)
-        condition, loops = self.text(view.condition), {symbol(s.name) for s in ir.every(ir.For, self.role.body)}
+        condition = self.text(view.condition)
         descriptor = call(ONE_OF, f"({other}, {first},)", condition)
-        if not view.condition.free_symbols & loops:
+        if self.is_of_tile(view.condition):
             descriptor = self.addresses.per_tile(f"{view.first.tensor}_or_{view.tensor}", descriptor)
         corners = zip(begins, others, strict=True)
         return descriptor, [a if a == b else call("tl.where", condition, a, b) for a, b in corners]
+
+    def is_of_tile(self, condition: sympy.Basic) -> bool:
+        """Whether a condition stays the same for a tile."""
+        return not condition.free_symbols & {symbol(s.name) for s in ir.every(ir.For, self.role.body)}
 
     def token(self, view: View) -> Source | None:
         """The token that a read of a view depends on: from its wait, or from its owner's entry."""

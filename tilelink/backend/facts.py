@@ -35,21 +35,25 @@ class Facts:
     table. `exact`: (dimension, block) where blocks leave no rest in the dimension, or in each of its parts, and need no
     mask. `described`: tensors that descriptors can describe, each with the dimension along which its elements are
     contiguous: 1 for a matrix by rows, 0 by columns, such as a weight of nn.Linear. Only `described` may differ between
-    ranks; source for targets without descriptors does not depend on it. `peers`: ranks whose heaps have descriptors; 0
+    ranks; source for targets without descriptors does not depend on it, except for `aligned`: those tensors, where a
+    compiler can't choose between pointers; None elsewhere. `peers`: ranks whose heaps have descriptors; 0
     if no role has `via="tma"`. `per_node`: ranks of a node, None if one node has all. `timed`: workers record when
     tiles and waits begin and end."""
 
     equal: frozenset[str]
     exact: frozenset[tuple[str, int]]
     described: frozenset[tuple[str, int]] = frozenset()
+    aligned: frozenset[str] | None = None
     peers: int = 0
     per_node: int | None = None
     timed: bool = False
 
-    def on(self, described: bool, *, bulk: bool) -> Facts:
-        """The facts where hosts make descriptors (`described`), or do not; `bulk`: also of the heaps of peers."""
+    def on(self, described: bool, *, bulk: bool, by_numbers: bool = False) -> Facts:
+        """The facts where hosts make descriptors (`described`), or do not; `bulk`: also of the heaps of peers.
+        `by_numbers`: where kernels choose between addresses as numbers."""
         kept = self.described if described else frozenset[tuple[str, int]]()
-        return replace(self, described=kept, peers=self.peers if described and bulk else 0)
+        aligned = frozenset(name for name, _ in self.described) if by_numbers else None
+        return replace(self, described=kept, aligned=aligned, peers=self.peers if described and bulk else 0)
 
     @classmethod
     def of(cls, program: TileProgram, sizes: Sizes, lying: Lying | None = None, *, timed: bool = False) -> Facts:

@@ -116,7 +116,9 @@ def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
             "world has several nodes: give the role SMs",
             program.on_engine[0].site,
         )
-    return _lowered(program, facts.on(target.descriptors, bulk=not target.network), target)
+    # Triton's compiler for AMD can't choose between an argument and a pointer to the heap.
+    here = facts.on(target.descriptors, bulk=not target.network, by_numbers=target.backend == "hip")
+    return _lowered(program, here, target)
 
 
 def lower_at(program: TileProgram, sizes: Sizes, target: Target, *, timed: bool = False) -> Lowered:
@@ -126,7 +128,7 @@ def lower_at(program: TileProgram, sizes: Sizes, target: Target, *, timed: bool 
 
 @kept(256)
 def _lowered(program: TileProgram, facts: Facts, target: Target) -> Lowered:
-    program = with_choices(program, facts)
+    program = with_choices(program)
     if target.specialised:
         program = taken(program, facts, target)
         made = Lowered(program, facts, target, *GluonModule(program, facts, target).written())

@@ -24,6 +24,7 @@ from tilelink.frontend import ir
 from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, Mod, first_of, symbol
 from tilelink.frontend.ir import For, Load, Range, Role, Statement, Tensor, TileProgram, View, walk
 from tilelink.frontend.values import ITEM_SIZE
+from tilelink.frontend.views import Chosen
 
 ROOM = 2**30
 """Lines that a descriptor of blocks that end early has room for, more than any tensor has. A block of lines from
@@ -144,14 +145,21 @@ class DescribedBlock:
 def blocks(program: TileProgram, facts: Facts) -> Iterator[DescribedBlock]:
     """Every descriptor that the main loops of roles may ask for."""
     loops = (loop for role in program.in_kernel for loop in main_loops(role, program))
-    views = (view for loop in loops for load in loads_of(loop) if load.where is None for view in load.view.places)
-    found = (block_of(view, program, facts) for view in views)
+    views = (load.view for loop in loops for load in loads_of(loop) if load.where is None)
+    places = (place for view in views if block_of(view, program, facts) for place in view.places)
+    found = (block_of(place, program, facts) for place in places)
     return iter(dict.fromkeys(replace(block, turned=False, ends=None) for block in found if block is not None))
 
 
 def block_of(view: View, program: TileProgram, facts: Facts, *, of_peers: bool = False) -> DescribedBlock | None:
     """The block of a view that a descriptor of its tensor can load or store; None if no descriptor can. `of_peers`: the
-    view may have any one rank as its home; without it, only the own rank."""
+    view may have any one rank as its home; without it, only the own rank. A view in one of two places has a block if
+    those of both lie alike in shared memory."""
+    if isinstance(view, Chosen):
+        first, other = (block_of(v, program, facts) for v in view.places)
+        if first is None or other is None:
+            return None
+        return other if replace(first, tensor="", ends=None) == replace(other, tensor="", ends=None) else None
     contiguous = dict(facts.described).get(view.tensor)
     here = isinstance(view.home, Expr) if of_peers else view.home == RANK
     if contiguous is None or not here or view.picked_by:

@@ -53,7 +53,7 @@ by_rank = push.changed(  # COMET (arXiv 2502.19811, section 3): tiles of local r
 )
 pull = push.changed(send={"tile": (32, 512), "order": tk.own_rank_first, "at": "reader"})
 multicast = push.changed(send={"count": 8, "via": "multicast"})  # sends all tokens, as engine: without `wanted`
-by_engine = tk.CopyEngine(tile=(None, None), order=tk.ring, at="home", streams="one")
+by_engine = tk.CopyEngine(tile=(None, None), order=tk.ring, at="home", streams="one", own="read")
 # In columns: with rows outermost it is no faster (predicted), and the form with `gathered` spills on sm_100.
 engine = tk.Schedule(send=by_engine, fan_out=laid_out, matmul=gemm).changed(matmul={"order": tk.columns_first(4)})
 few = push.changed(  # for few rows of an expert

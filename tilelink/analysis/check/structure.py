@@ -2,10 +2,11 @@
 
 The structure shows this if
 1. one statement writes each tensor that tiles write; its view is another region or another rank's memory for each tile,
-   and all views cover the tensor. No condition guards the statement, except:
+   and all views cover the tensor. (Two branches that write the same views are one statement.) No condition guards the
+   statement, except:
    a. only the tiles that are the first along a dimension write an output, and that dimension is not empty;
    b. one statement writes what stays on the rank that made it, and another one the rest; of a buffer, nobody need write
-      one of these halves. In each half, a. may hold, too;
+      one of these halves;
 2. the view is notified in the same place after the write, if anybody waits for the tensor;
 3. reads of such a tensor lie in what was waited for; nobody reads a half that nobody writes, or waits for it;
 4. roles wait only for roles before them in program order; roles that take turns count as one role, but a role with a
@@ -21,7 +22,7 @@ many notifications as it has tiles, as derived. By 6 and 7 unrolling has nothing
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -53,6 +54,30 @@ def role_places(program: ir.TileProgram) -> list[RolePlace]:
     return [RolePlace(p.statement, p.outer, p.rest, r) for r in program.roles for p in ir.places(r.body)]
 
 
+def _write_places(program: ir.TileProgram) -> list[RolePlace]:
+    """The places of all statements that write or notify; those of two branches that write the same count once."""
+
+    def once(s: ir.Statement) -> ir.Body:
+        alike = isinstance(s, ir.If) and _given(s.body) == _given(s.orelse)
+        return s.orelse if isinstance(s, ir.If) and alike else (s,)
+
+    once_each = (replace(r, body=ir.rewritten(r.body, once)) for r in program.roles)
+    found = role_places(replace(program, roles=tuple(once_each)))
+    return [p for p in found if isinstance(p.statement, ir.Write | ir.Notify)]
+
+
+def _given(body: ir.Body) -> tuple[object, ...]:
+    """What a body writes and notifies, with the loops and branches around that."""
+    given = list[object]()
+    for s in body:
+        inside = tuple(map(_given, s.blocks))
+        if isinstance(s, ir.Write | ir.Notify):
+            given.append((type(s) is ir.Notify, s.given, s.moved))
+        elif any(inside):
+            given.append((s.around(*((),) * len(inside)), inside))
+    return tuple(given)
+
+
 def why_not_structural(program: ir.TileProgram, sizes: Sizes | None = None) -> str:
     """The first reason why the structure does not suffice, with its line; "" if it suffices at all sizes. With `sizes`,
     also finds entries that do not exist, and outputs that the first tile along an empty dimension would write."""
@@ -60,8 +85,8 @@ def why_not_structural(program: ir.TileProgram, sizes: Sizes | None = None) -> s
     if reason or sizes is None:
         return reason
     found = role_places(program)
-    writes = ((p, p.target, program.tensor(p.target.tensor)) for p in found if p.target)
-    empty = [r.dim for write in writes for r in _first_along(*write) if not sizes.values[r.dim]]
+    places = (p for p in _write_places(program) if p.target)
+    empty = [r.dim for p in places for r in _only_first(p) or () if not sizes.values[r.dim]]
     if empty:
         return f"the first tile along {empty[0]} writes a tensor, and {empty[0]} is 0"
     for view, site in ((v, p.statement.site) for p in found for v in p.statement.touched):
@@ -73,10 +98,11 @@ def why_not_structural(program: ir.TileProgram, sizes: Sizes | None = None) -> s
 
 @kept()
 def _why_not(program: ir.TileProgram) -> str:
-    found = role_places(program)
+    found, written = role_places(program), _write_places(program)
     awaited = {v.tensor for p in found if isinstance(p.statement, ir.Wait) for v in p.statement.views}
     for tensor in program.tensors:
-        if tensor.kind in ("buffer", "output") and (reason := _written_once(tensor, found, tensor.name in awaited)):
+        reason = _written_once(tensor, written, found, tensor.name in awaited)
+        if tensor.kind in ("buffer", "output") and reason:
             return reason
     turns = members(program.roles)
     numbers = {role.name: n for n, together in enumerate(turns) for role in together}
@@ -118,22 +144,22 @@ def _of_tile(i: ir.Range | Expr, role: ir.Role) -> bool:
     return isinstance(i, ir.Range) and i.segment is not None and i in (*role.walk.ranges, role.walk.sent)
 
 
-def _written_once(tensor: ir.Tensor, found: list[RolePlace], awaited: bool) -> str:
-    """Why a tensor is not written once by tiles that notify what they wrote; "" if it is."""
+def _written_once(tensor: ir.Tensor, written: list[RolePlace], found: list[RolePlace], awaited: bool) -> str:
+    """Why a tensor is not written once by tiles that notify what they wrote; "" if it is. `written`: the places of what
+    writes or notifies; `found`: of everything."""
     name = tensor.name
     if tensor.buffers:
         return f"entries of {name} take turns in {tensor.buffers} buffers"
-    writers = [(p, p.target) for p in found if p.target and p.target.tensor == name]
-    halves = [_half_written(p, view, tensor) for p, view in writers]
+    writers = [(p, p.target) for p in written if p.target and p.target.tensor == name]
+    halves = [_half(view, tensor, p) if len(p.conditions) == 1 else None for p, view in writers]
     if len(writers) != 1 and (len(writers) != 2 or None in halves or _other_half(halves[0]) != halves[1]):
         lines = ", ".join(str(p.statement.site) for p, _ in writers) or "no line"
         return f"{name} is written by {len(writers)} statements ({lines})"
-    told = [p for p in found if isinstance(p.statement, ir.Notify) for v in p.statement.views if v.tensor == name]
+    told = [p for p in written if isinstance(p.statement, ir.Notify) for v in p.statement.views if v.tensor == name]
     half = None not in halves and (len(halves) == 2 or tensor.kind == "buffer")
     for place, view in writers:
         site = place.statement.site
-        conditional = len(place.conditions) > 1 if half else place.conditional
-        if (not half and _only_first(place) is None) or (conditional and told):
+        if not half and (_only_first(place) is None or (place.conditional and told)):
             return f"whether {view} is written depends on a condition ({site})"
         if not _one_to_one(place, view, tensor):
             return f"tiles are not known to write to different places of {view}, and together to all of {name} ({site})"
@@ -153,11 +179,10 @@ def _written_once(tensor: ir.Tensor, found: list[RolePlace], awaited: bool) -> s
 Half = tuple[str, bool]
 
 
-def _halving(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> tuple[str, bool, sympy.Basic] | None:
+def _half(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> Half | None:
     """Which half of a tensor a condition lets tiles reach at a place, by a dimension: what stays on the rank that made
-    it (True), or the rest (False); and the condition. None if no condition says that. In a tensor with an entry for
-    each maker, what stays is the maker's own entry in its own memory; in a tensor that each rank has, it is the rank's
-    own part."""
+    it (True), or the rest (False). None if no condition says that. In a tensor with an entry for each maker, what stays
+    is the maker's own entry in its own memory; in a tensor that each rank has, it is the rank's own part."""
     index = list(zip(tensor.dims, view.index, strict=True))
     makers = [(dim, i) for dim, i in index if dim == ir.RANKS_DIM and isinstance(i, Expr)]
     if tensor.sharded is None:
@@ -166,37 +191,18 @@ def _halving(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> tuple[str, b
         return None
     ((along, maker),) = makers
     said = (c for c in place.conditions if isinstance(c, sympy.Eq | sympy.Ne) and {*c.args} == {maker, view.home})
-    return next(((along, isinstance(c, sympy.Eq), c) for c in said), None)
-
-
-def _half(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> Half | None:
-    """Which half of a tensor a condition lets tiles reach at a place; None if no condition says that."""
-    found = _halving(view, tensor, place)
-    return found and found[:2]
-
-
-def _half_written(place: RolePlace, view: ir.View, tensor: ir.Tensor) -> Half | None:
-    """Which half of a tensor a statement writes, if its other conditions let only first tiles write."""
-    found = _halving(view, tensor, place)
-    return found[:2] if found and _only_first(place, found[2]) is not None else None
+    return next(((along, isinstance(c, sympy.Eq)) for c in said), None)
 
 
 def _other_half(half: Half | None) -> Half | None:
     return half and (half[0], not half[1])
 
 
-def _first_along(place: RolePlace, view: ir.View, tensor: ir.Tensor) -> list[ir.Range]:
-    """The ranges along which only the first tile writes a view, in the half of the tensor that the statement writes."""
-    found = _halving(view, tensor, place)
-    return _only_first(place, found and found[2]) or []
-
-
-def _only_first(place: RolePlace, apart_from: sympy.Basic | None = None) -> list[ir.Range] | None:
-    """The ranges along which only the first tile reaches a place, by all of its conditions apart from one; None if a
-    condition says something else."""
+def _only_first(place: RolePlace) -> list[ir.Range] | None:
+    """The ranges along which only the first tile reaches a place, by all of its conditions; None if a condition says
+    something else."""
     ranges = [r for r in place.role.walk.ranges if r.part is None and r.segment is None]
-    conditions = [c for c in place.conditions if c != apart_from]
-    only = [next((r for r in ranges if c == sympy.Eq(r.start, 0)), None) for c in conditions]
+    only = [next((r for r in ranges if c == sympy.Eq(r.start, 0)), None) for c in place.conditions]
     known = all(not isinstance(s, ir.DataIf) for s, _ in place.outer)
     return [r for r in only if r is not None] if known and None not in only else None
 
@@ -207,7 +213,7 @@ def _one_to_one(place: RolePlace, view: ir.View, tensor: ir.Tensor) -> bool:
     if any(count != WORLD for name, count in walk.axes if name != walk.expert):
         return False
     left = {symbol(name) for name, _ in walk.axes} | {RANK}
-    missing = [r for r in on_side(walk.ranges, walk.sent, tensor.dims) if r not in _first_along(place, view, tensor)]
+    missing = [r for r in on_side(walk.ranges, walk.sent, tensor.dims) if r not in (_only_first(place) or ())]
     left |= {symbol(x.name) for x in place.loops if (x.start, x.stop, x.step) == (0, WORLD, 1)}
     loops = [loop for loop in place.loops if symbol(loop.name) not in left]
     entries = [i for i in view.index if not isinstance(i, ir.Range)]

@@ -183,9 +183,6 @@ def product_of(role: Role, program: TileProgram, facts: Facts, target: Target) -
     for whole in (body[k] for k in places):
         bare, loop = _without_waits(whole)
         if not isinstance(loop, ir.For):
-            for one in filter(pipelining.has_dot, ir.every(ir.For, (whole,))):
-                # Branches without descriptors have a loop each (`choices.py`): the user can mend that.
-                _operands(one, tuple(_dots(one, before, fail)), program, facts, fail)
             raise fail("does more around its main loop than to wait", whole)
         assert isinstance(whole, ir.For | ir.If) and isinstance(bare, ir.For | ir.If)
         dots = tuple(_dots(loop, before, fail))

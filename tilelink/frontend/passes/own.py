@@ -20,6 +20,7 @@ rank in the input itself, and the role copies only what goes to other ranks:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import sympy
@@ -159,8 +160,8 @@ def _reading_own(body: ir.Body, role: ir.Role, copies: list[ir.Copy], program: i
     part."""
     sources = {s.target.tensor: s.source.tensor for s in copies}
 
-    def own(view: ir.View) -> ir.View:
-        if view.tensor not in sources:
+    def own(view: ir.View, stays: sympy.Basic, s: ir.Statement) -> ir.View:
+        if view.tensor not in sources or _of_part(view, role, sources, program, s) != stays:
             return view
         return replace(view, tensor=sources[view.tensor], guard=None)
 
@@ -173,15 +174,29 @@ def _reading_own(body: ir.Body, role: ir.Role, copies: list[ir.Copy], program: i
         read = [v for i in ir.walk((s,)) for v in i.read if v.tensor in sources]
         if not read:
             return (s,)
+        for by in (v for i in ir.walk((s,)) for load in i.reads for v in (*load.view.picked_by, load.where) if v):
+            if by.tensor in sources:
+                why = f"{by} picks or marks rows; copy it to another buffer first, and read that"
+                raise _refused(role, why, s.site)
         inside = {symbol(i.name) for i in ir.every(ir.For, (s,))}
         stays = {_of_part(v, role, sources, program, s) for v in read}
         waits = any(v.tensor in sources for w in ir.every(ir.Wait, (s,)) for v in w.views)
-        if isinstance(s, ir.If) or waits or len(stays) > 1 or any(c.free_symbols & inside for c in stays):
+        if isinstance(s, ir.If) or waits or any(c.free_symbols & inside for c in stays):
             return (s.around(*(tuple(m for i in block for m in change(i)) for block in s.blocks)),)
-        (here,) = ir.rewritten((s,), lambda i: (i.reading(own),))
-        return (ir.If(_of_no_line(s), stays.pop(), (here,), (s,)),)
+        return _in_branches(s, sorted(stays, key=str), own)
 
     return tuple(made for s in body for made in change(s))
+
+
+def _in_branches(
+    s: ir.Statement, stays: Sequence[sympy.Basic], own: Callable[[ir.View, sympy.Basic, ir.Statement], ir.View]
+) -> ir.Body:
+    """A statement in a branch for each condition under which rows stay on a rank, with `own` views if they do."""
+    if not stays:
+        return (s,)
+    first, *others = stays
+    (here,) = ir.rewritten((s,), lambda i: (i.reading(lambda v: own(v, first, i)),))
+    return (ir.If(_of_no_line(s), first, _in_branches(here, others, own), _in_branches(s, others, own)),)
 
 
 def _of_part(
