@@ -121,7 +121,7 @@ WRONG = [
         "copies memory of two ranks",
         {NOTIFY: f"{NOTIFY}\n    tk.notify(tk.copy(x[tk.part(t.reader), t.cols], "
                  "full[tk.part(t.reader), t.cols].at(t.reader)))  # <-"},
-        f"{SAYS}a tile of it copies memory of rank and of reader; all of it has to be one rank's",
+        f"{SAYS}a tile of it copies memory of rank and of reader; a tile copies memory of one rank only",
     ),
     case(
         "copies to one buffer twice",

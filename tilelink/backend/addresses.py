@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Set
+from collections.abc import Callable, Hashable, Mapping, Set
 from dataclasses import dataclass, replace
 
 import sympy
@@ -139,80 +139,63 @@ class Addresses:
         """The address of the block that a view describes. All ranges of the view have extents. `hoisted`: offsets
         inside the block are made before the loop over tiles; else they are made where the block is, and take no
         registers elsewhere. `moved`: a vector of truths that says which of its rows are moved; None for all."""
+        tensor, places = self.program.tensor(view.tensor), self.corner(view, token)
         if isinstance(view, Chosen):
-            return self._chosen(view, token, once=hoisted)
-        tensor = self.program.tensor(view.tensor)
-        strides = self.strides(tensor, published)
+            name, keep = f"{view.first.tensor}_or_{view.tensor}", self.per_tile if hoisted else _as_it_is
+            base, strides = self._chosen(view, name, keep)
+            index: tuple[Range | Expr, ...] = view.ranges
+        else:
+            name, keep = tensor.name, self.hoist
+            if tensor.name in self.heap and not self.on_heap(tensor, published):
+                name += "_own"
+            base, strides = self.base(view, home, published=published), self.strides(tensor, published)
+            index = view.index
         ranges = view.ranges
         corner: list[Source] = []
         inside: list[Source] = []
         masks: list[Source] = [] if moved is None else [f"{moved}{along(0, len(ranges))}"]
-        for k, (i, at) in enumerate(zip(view.index, self.corner(view, token), strict=True)):
+        for i, at, stride in zip(index, places, strides, strict=True):
             if not isinstance(i, Range):
-                corner += [self.offset(at, strides[k])] if at != ZERO else []
+                corner += [self.offset(at, stride)] if at != ZERO else []
                 continue
             spread, elements = along(ranges.index(i), len(ranges)), arange(i.extent)
             if i.by is not None:
                 rows = self.picked(view)
-                corner += [self.offset(at, strides[k])] if at != ZERO else []
-                corner.append(_times(f"tl.cast({rows}, tl.int64){spread}", strides[k]))
+                corner += [self.offset(at, stride)] if at != ZERO else []
+                corner.append(_times(f"tl.cast({rows}, tl.int64){spread}", stride))
                 masks.append(f"({rows} >= 0){spread}")
                 continue
             if hoisted:
-                corner += [self.offset(at, strides[k])] if at != ZERO else []
-                inside.append(_times(elements + spread, strides[k]))
+                corner += [self.offset(at, stride)] if at != ZERO else []
+                inside.append(_times(elements + spread, stride))
             else:
                 at = elements if at == ZERO else f"{at} + {elements}"
-                corner.append(_times(f"tl.cast({at}, tl.int64){spread}", strides[k]))
+                corner.append(_times(f"tl.cast({at}, tl.int64){spread}", stride))
             if not fills(i, self.facts):
                 masks.append(self.mask(i, spread, hoisted))
-        pointer = [self.base(view, home, published=published), *corner]
+        pointer = [base, *corner]
         if inside:
             shape = "_by_".join(str(r.extent) for r in ranges)
-            own = "" if self.on_heap(tensor, published) or tensor.name not in self.heap else "own_"
-            pointer.append(self.hoist(f"{tensor.name}_{own}{shape}", " + ".join(inside)))
+            pointer.append(keep(f"{name}_{shape}", " + ".join(inside)))
         return Address(" + ".join(pointer), " & ".join(masks) if masks else None)
 
-    def _chosen(self, view: Chosen, token: Source | None, *, once: bool) -> Address:
-        """The address of a block in one of two places of the own rank. `once`: what depends on the place is made once a
-        tile; else it is made where the block is."""
-        condition, name = self.text(view.condition), f"{view.first.tensor}_or_{view.other.tensor}"
-
-        def made(like: str, value: Source) -> Source:
-            return self.per_tile(like, value) if once else value
-
-        def stride(i: Range, first: Stride, other: Stride) -> Stride:
-            if first == other:
-                return other
-            chosen = call("tl.where", condition, first.whole, other.whole)
-            return Stride(*[made(f"{name}_stride_{i.dim}", chosen)] * 2)
-
-        (first, strides), (other, others) = map(self._origin, view.places)
+    def _chosen(self, view: Chosen, name: str, keep: Callable[[str, Source], Source]) -> tuple[Source, list[Stride]]:
+        """The chosen one of the origins of two places, and of their strides. `keep`: names a value."""
+        condition, ((first, strides), (other, others)) = self.text(view.condition), map(self._origin, view.places)
         place = call("tl.where", condition, first, other)
-        if self.facts.aligned is not None:
+        if self.facts.aligned is not None:  # as numbers: see `Facts`
             numbers = (f"({pointer}).to(tl.int64)" for pointer in (first, other))
             dtype = TRITON_DTYPES[self.program.tensor(view.tensor).dtype]
             place = f"{call('tl.where', condition, *numbers)}.to(tl.pointer_type(tl.{dtype}))"
             if all(v.tensor in self.facts.aligned for v in view.places):
                 place = call("tl.multiple_of", place, 16)
-        pointer = [made(name, place)]
-        inside: list[Source] = []
-        masks: list[Source] = []
-        for k, (i, a, b) in enumerate(zip(view.ranges, strides, others, strict=True)):
-            start, elements, spread = self.text(i.start), arange(i.extent), along(k, len(view.ranges))
-            start = f"{start} + {token}" if token and k == 0 else start
-            step = stride(i, a, b)
-            if once:
-                pointer.append(self.offset(start, step))
-                inside.append(_times(elements + spread, step))
-            else:
-                pointer.append(_times(f"tl.cast({start} + {elements}, tl.int64){spread}", step))
-            if not fills(i, self.facts):
-                masks.append(self.mask(i, spread, once))
-        if inside:
-            shape = "_by_".join(str(r.extent) for r in view.ranges)
-            pointer.append(self.per_tile(f"{name}_{shape}", " + ".join(inside)))
-        return Address(" + ".join(pointer), " & ".join(masks) if masks else None)
+        place, chosen = keep(name, place), list[Stride]()
+        for i, a, b in zip(view.ranges, strides, others, strict=True):
+            if a != b:
+                one = keep(f"{name}_stride_{i.dim}", call("tl.where", condition, a.whole, b.whole))
+                b = Stride(one, one)
+            chosen.append(b)
+        return place, chosen
 
     def _origin(self, view: View) -> tuple[Source, list[Stride]]:
         """A pointer to where the ranges of a view of the own rank would begin if they began at 0, and their strides."""
@@ -236,6 +219,9 @@ class Addresses:
         """Where a view begins in the memory of its home, along each dimension. The token is added to the first range,
         or to the first index if there is no range."""
         tensor = self.program.tensor(view.tensor)
+        if isinstance(view, Chosen):
+            starts = [self.text(i.start) for i in view.ranges]
+            return [f"{starts[0]} + {token}" if token else starts[0], *starts[1:]]
         takes_token = next((k for k, i in enumerate(view.index) if isinstance(i, Range)), 0)
         corner = []
         for k, i in enumerate(view.index):
@@ -274,6 +260,10 @@ class Addresses:
         if hoisted and self.one_layout and r.start == of_dim(r.dim, "lo"):
             return self.per_tile(f"{r.dim}_inside", holds) + spread
         return f"({holds}){spread}"
+
+
+def _as_it_is(_: str, value: Source) -> Source:
+    return value
 
 
 def arange(extent: int | None) -> Source:

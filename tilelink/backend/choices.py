@@ -12,49 +12,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import Any
 
 import sympy
 
 from tilelink.backend import pipelining
 from tilelink.backend.addresses import heap_strides
 from tilelink.frontend import ir
-from tilelink.frontend.expressions import RANK
+from tilelink.frontend.expressions import RANK, Boolean
 from tilelink.frontend.ir import Range, TileProgram, View
 from tilelink.frontend.views import Chosen
 
-Lies = Callable[[View], Hashable]
-"""What two views have in common if their blocks lie alike; None for a view whose block does not lie as is asked."""
-
 
 def with_choices(program: TileProgram) -> TileProgram:
-    """The program with products and stores outside of such branches: main loops that load the same ranges of tensors
-    of the own rank, and stores to buffers in which rows lie alike."""
-
-    def loaded(view: View) -> Hashable:
-        own = view.home == RANK and not view.picked_by
-        return (program.tensor(view.tensor).dtype, view.ranges) if own else None
-
-    def stored(view: View) -> Hashable:
-        tensor = program.tensor(view.tensor)
-        steps = (n for n, i in zip(heap_strides(tensor), view.index, strict=True) if isinstance(i, Range))
-        return (tensor.dtype, view.ranges, *steps) if tensor.kind == "buffer" and view.home == RANK else None
+    """The program with one main loop in place of two that differ only in the tensors of the own rank that they load,
+    and with one store in place of two to buffers whose rows lie alike."""
 
     def changed(role: ir.Role) -> ir.Role:
+        def is_main(loop: ir.Statement) -> bool:
+            return pipelining.pipelined(loop, role, program)
+
         def product(s: ir.Statement) -> ir.Body:
-            if not isinstance(s, ir.If):
-                return (s,)
-            main = all(pipelining.pipelined(loop, role, program) for loop in ir.every(ir.For, s.orelse))
-            return (_one_body(s, loaded) if main else ()) or (s,)
+            main = isinstance(s, ir.If) and all(map(is_main, ir.every(ir.For, s.orelse)))
+            return (_one_body(s, program) if main and isinstance(s, ir.If) else ()) or (s,)
 
         def change(s: ir.Statement) -> ir.Body:
             match s:
-                case ir.For() if pipelining.pipelined(s, role, program):
+                case ir.For() if is_main(s):
                     return (s.around(ir.rewritten(s.body, product)),)
-                case ir.If() if s.orelse and all(pipelining.pipelined(loop, role, program) for loop in s.orelse):
+                case ir.If() if s.orelse and all(map(is_main, s.orelse)):
                     return product(s)
                 case ir.If(body=(ir.Store() as first, *rest), orelse=(ir.Store() as other, *others)):
-                    if one := _one_store(s.condition, first, other, stored):
+                    if one := _one_store(s.condition, first, other, program):
                         return (*one, *([s.around(tuple(rest), tuple(others))] if rest or others else []))
             return (s,)
 
@@ -63,9 +51,9 @@ def with_choices(program: TileProgram) -> TileProgram:
     return replace(program, roles=tuple(map(changed, program.roles)))
 
 
-def _one_body(s: ir.If, lies: Lies) -> ir.Body:
-    """The statements of either branch, if both differ only in views that lie alike, and only loads of whole blocks read
-    these, not copies or loads of some rows. Else ()."""
+def _one_body(s: ir.If, program: TileProgram) -> ir.Body:
+    """The statements of either branch, if both differ only in views that are loaded alike, and only loads of whole
+    blocks read these, not copies or loads of some rows. Else ()."""
     pairs = dict[View, View]()
     otherwise = set[View]()
     for a, b in zip(ir.walk(s.body), ir.walk(s.orelse), strict=False):
@@ -75,21 +63,34 @@ def _one_body(s: ir.If, lies: Lies) -> ir.Body:
     def reading(change: Callable[[View], View]) -> ir.Body:
         return ir.rewritten(s.orelse, lambda inner: (inner.reading(change),))
 
-    alike = all(lies(u) == lies(v) is not None for v, u in pairs.items())
+    alike = all(_loaded(u, program) == _loaded(v, program) != () for v, u in pairs.items())
     if not alike or otherwise & pairs.keys() or reading(lambda v: pairs.get(v, v)) != s.body:
         return ()
     return reading(lambda v: _chosen(s.condition, pairs[v], v) if v in pairs else v)
 
 
-def _one_store(condition: Any, first: ir.Store, other: ir.Store, lies: Lies) -> ir.Body:
-    """One store for two of the same block that lie alike; else ()."""
+def _one_store(condition: Boolean, first: ir.Store, other: ir.Store, program: TileProgram) -> ir.Body:
+    """One store for two of the same block to buffers whose rows lie alike; else ()."""
     if {first.target.home, RANK} == {*condition.args} and isinstance(condition, sympy.Eq):
-        first = first.giving(lambda v: replace(v, home=RANK))
-    alike = lies(first.target) == lies(other.target) is not None
+        first = first.giving(lambda v: replace(v, home=RANK))  # in this branch the home is the own rank
+    alike = _stored(first.target, program) == _stored(other.target, program) != ()
     if not alike or first.value != other.value or first.where is not None or other.where is not None:
         return ()
     return (replace(other, target=_chosen(condition, first.target, other.target)),)
 
 
-def _chosen(condition: Any, first: View, other: View) -> Chosen:
+def _loaded(view: View, program: TileProgram) -> tuple[Hashable, ...]:
+    """What views have in common if one load can read either; () if none can."""
+    own = view.home == RANK and not view.picked_by
+    return (program.tensor(view.tensor).dtype, view.ranges) if own else ()
+
+
+def _stored(view: View, program: TileProgram) -> tuple[Hashable, ...]:
+    """What views have in common if one store can write either; () if none can."""
+    tensor = program.tensor(view.tensor)
+    steps = (n for n, i in zip(heap_strides(tensor), view.index, strict=True) if isinstance(i, Range))
+    return (tensor.dtype, view.ranges, *steps) if tensor.kind == "buffer" and view.home == RANK else ()
+
+
+def _chosen(condition: Boolean, first: View, other: View) -> Chosen:
     return Chosen(other.tensor, other.index, other.home, other.guard, condition=condition, first=first)

@@ -34,9 +34,10 @@ class Facts:
     """Facts about sizes. `equal`: dimensions cut into parts of one length, whose beginnings are a product and need no
     table. `exact`: (dimension, block) where blocks leave no rest in the dimension, or in each of its parts, and need no
     mask. `described`: tensors that descriptors can describe, each with the dimension along which its elements are
-    contiguous: 1 for a matrix by rows, 0 by columns, such as a weight of nn.Linear. Only `described` may differ between
-    ranks; source for targets without descriptors does not depend on it, except for `aligned`: those tensors, where a
-    compiler can't choose between pointers; None elsewhere. `peers`: ranks whose heaps have descriptors; 0
+    contiguous: 1 for a matrix by rows, 0 by columns, such as a weight of nn.Linear. `aligned`: for targets whose
+    compiler can't choose between two pointers (AMD), and which choose between addresses as integers: the tensors at
+    multiples of 16 bytes; None for other targets. Only `described`, and `aligned` with it, may differ between ranks;
+    the source for other targets depends on neither. `peers`: ranks whose heaps have descriptors; 0
     if no role has `via="tma"`. `per_node`: ranks of a node, None if one node has all. `timed`: workers record when
     tiles and waits begin and end."""
 

@@ -10,7 +10,7 @@ A wait for a view polls each cell that the view spans. A target with wide polls 
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -88,36 +88,37 @@ class Waits:
         if self.emitter.settles(s):
             self.write.do(call("settle"))
         if len(s.views) == 1:
-            return self._view(s.name, s.views[0], self._tma(s), s.when)
-        each = [self._view(f"{s.name}_{n}", view, self._tma(s), s.when) for n, view in enumerate(s.views)]
+            return self._view(s, s.name, s.views[0])
+        each = [self._view(s, f"{s.name}_{n}", view) for n, view in enumerate(s.views)]
         return self.write.set(self.made(s.name, "tokens", s.name), " + ".join(each), Kind.FIXED)
 
     def _tma(self, s: ir.Wait) -> Source | None:
         """The keyword that says whether the copy engine for tiles reads what a wait guards, or stores over it."""
         return "True" if s.name in self.emitter.fenced else None
 
-    def _view(self, guard: str, view: View, tma: Source | None, when: sympy.Basic) -> Source:
-        """Writes a poll of one cell, or a loop over the cells of a view, and returns the token. `when`: the condition
-        under which to wait."""
-        emitter, token = self.emitter, self.made(guard, "token", guard)
+    def _view(self, s: ir.Wait, guard: str, view: View) -> Source:
+        """Writes a poll of one cell, or a loop over the cells of a view, and returns the token."""
+        emitter, token, when, tma = self.emitter, self.made(guard, "token", guard), s.when, self._tma(s)
         signals = emitter.program.signals_of(view.tensor)
         cell, known, loops = cells_awaited(signals, view)
-        always = when == sympy.true
-        if loops or not always:
+        once = not loops and when == sympy.true
+        if not once:
             self.write.set(token, ZERO)
-        with nullcontext() if always else self.write.branch(self.text(when)), ExitStack() as opened:
+        with ExitStack() as opened:
+            if when != sympy.true:
+                opened.enter_context(self.write.branch(self.text(when)))
             if all_at_once(signals, view, emitter.target, emitter.facts):
                 self._all(token, signals, cell, known, *loops, tma=tma)
                 return token
             for counter, first, end in loops:
                 opened.enter_context(self.write.loop(self.local(counter), self.text(first), self.text(end)))
             inside = not loops and not view.of_rank
-            holds = emitter.holds if always else emitter.holds.union([when])
+            holds = emitter.holds | {when}
             expected = write_expected(self.write, self.addresses, signals, known, inside=inside, holds=holds)
             where = emitter.signal(signals, RANK, cell)
             emitter.stamp("WAIT_BEGINS")
             waited = call("wait", CONTROL, where, expected, f'"{signals.scope}"', tma=tma)
-            self.write.set(token, waited, *((Kind.FIXED, "=") if always and not loops else (Kind.VARIABLE, "+=")))
+            self.write.set(token, waited, *((Kind.FIXED, "=") if once else (Kind.VARIABLE, "+=")))
             emitter.stamp("WAIT_ENDS")
         return token
 

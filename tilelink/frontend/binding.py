@@ -21,9 +21,10 @@ from tilelink.frontend.passes.elaborate import Binding, elaborate
 from tilelink.frontend.passes.fold import drop_unread, fold
 from tilelink.frontend.passes.late_signals import late_signals
 from tilelink.frontend.passes.multicast import multicast
-from tilelink.frontend.passes.own import read_own, store_own
+from tilelink.frontend.passes.own import store_own
 from tilelink.frontend.passes.pieces import wait_in_pieces
 from tilelink.frontend.passes.publish import publish
+from tilelink.frontend.passes.read_own import read_own
 from tilelink.frontend.passes.resources import check_resources
 from tilelink.frontend.passes.signals import derive_signals
 from tilelink.frontend.passes.split import split_waits

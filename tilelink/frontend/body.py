@@ -189,7 +189,7 @@ def _with_integers(load: Load) -> tuple[Load, ...]:
 @dataclass(frozen=True)
 class Wait(Statement):
     """Waits until every tile that notifies a region intersecting the views has done so. `name` names the guard. `when`:
-    the condition under which any tile does; else nobody reads the views."""
+    the condition under which it waits. Where it does not hold, no tile notifies the views, and nobody reads them."""
 
     AWAITS, INTEGERS = ("views",), ("when",)
     name: str
@@ -330,7 +330,8 @@ class Place:
 
     @property
     def conditions(self) -> tuple[sympy.Basic, ...]:
-        """The conditions known before the run that hold where it is reached (branches on data are left out)."""
+        """The conditions known before the run that hold where it is reached, and the condition of a wait. (Branches on
+        data are left out.)"""
         branches = ((s.condition, number) for s, number in self.outer if isinstance(s, If))
         around = tuple(sympy.Not(condition) if number else condition for condition, number in branches)
         when = self.statement.when if isinstance(self.statement, Wait) else sympy.true

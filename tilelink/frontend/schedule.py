@@ -103,9 +103,10 @@ class SMs(_Fields):
     turns: the tiles of some experts in the first role, of the same experts in the next role, then the next experts.
     `whole`: elements of a block over a whole dimension, such as {"D": 128} if a tile function loads `q[t.rows]` of a
     tensor with the dimensions S and D. It is at least the size of the dimension; the rest is masked.
-    `own`: "copied", "stored" or "read". With the latter two, a role that copies leaves out what stays on a rank. With
-    "stored", it brings what an earlier role makes to the ranks that need it, and tiles of that role store what stays to
-    its place. With "read", it brings an input to these ranks, and their tiles read what stays in the input.
+    `own`: "copied", "stored" or "read", for a role that copies. With "stored" or "read" it makes no copies inside a
+    rank. "stored": it copies what an earlier role makes, and tiles of that earlier role store their own rank's part
+    where the copy would go. "read": it copies an input, and tiles that wait for the copies read their own rank's part
+    in the input.
     """
 
     count: int | None = None

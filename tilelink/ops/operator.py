@@ -21,7 +21,8 @@ from tilelink.errors import ArgumentError, MachineError, MachineMemoryError, Sit
 from tilelink.ops.agreement import agree, agree_again, agreed_machine, told_of_machine
 from tilelink.ops.checks import OF_TENSORS, short
 from tilelink.ops.collectives import Members, Traced, group_named
-from tilelink.ops.eager import Differentiated, check_func_grad, has_gradient, only_called
+from tilelink.ops.eager import check_func_grad, has_gradient, only_called
+from tilelink.ops.gradients import Differentiated
 from tilelink.ops.known import Known, key, known_calls
 from tilelink.ops.plain import Plain
 from tilelink.ops.programs import Programs, path_of, preparing, reserved_on

@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from tilelink.frontend.kept import Kept
 from tilelink.ops.agreement import agree_again
-from tilelink.ops.eager import PLAIN, Trained, is_watched
+from tilelink.ops.eager import PLAIN, is_watched
+from tilelink.ops.gradients import RepeatWithGradient
 from tilelink.ops.known import ALIGNED, KEPT_CALLS, SEVERAL, VARIABLES, Known, getenv
 from tilelink.ops.programs import preparing
 from tilelink.ops.repeated import Repeat
@@ -32,7 +33,7 @@ class Shortcut:
     """A call that was made in full. `guards`: torch's guards of its tensors: their types, dispatch keys, dtypes,
     devices, shapes and strides, whether they require gradients, and what is active in this thread. `kinds`: the types
     of its options. `variables`: those of the environment that count, and their values. `told`: what ranks compare.
-    `repeat`: makes a call without a gradient; `trained`: with one, if a tensor requires it."""
+    `repeat`: makes a call without a gradient; `with_gradient`: with one, if a tensor requires it."""
 
     group: ref[dist.ProcessGroup]
     kinds: list[type]
@@ -41,7 +42,7 @@ class Shortcut:
     guards: Any
     told: Mapping[str, Any]
     repeat: Repeat
-    trained: Trained | None
+    with_gradient: RepeatWithGradient | None
 
     def fits(self, group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], options: Iterable[Any]) -> bool:
         """Whether this is how to make a call with an equal key."""
@@ -75,8 +76,8 @@ class Shortcuts:
             return None
         if not tensors[0].is_cuda and group.size() > 1:
             agree_again(group.group_name, tensors[0], short.told)
-        if short.trained is not None and torch.is_grad_enabled():
-            return short.trained(tensors)
+        if short.with_gradient is not None and torch.is_grad_enabled():
+            return short.with_gradient(tensors)
         return short.repeat(tensors)
 
     def add(
@@ -93,11 +94,11 @@ class Shortcuts:
         sizes, strides = [list(t.shape) for t in found], [list(t.stride()) for t in found]
         guards = _guards(*found, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         kinds, variables = list(map(type, options)), VARIABLES if AUTO in options else VARIABLES[:1]
-        repeat, trained = known.repeat.sharing_empty(), None
+        repeat, with_gradient = known.repeat.sharing_empty(), None
         if any(t.requires_grad for t in found):
-            trained = Trained(self._operator, repeat, values, tensors, made)
+            with_gradient = RepeatWithGradient(self._operator, repeat, values, tensors, made)
         environment = [*map(getenv, variables)]
-        short = Shortcut(ref(group), kinds, variables, environment, guards, known.told, repeat, trained)
+        short = Shortcut(ref(group), kinds, variables, environment, guards, known.told, repeat, with_gradient)
         self._kept.put(_key(group, found, places, options), short)
 
 

@@ -58,8 +58,7 @@ def _write_places(program: ir.TileProgram) -> list[RolePlace]:
     """The places of all statements that write or notify; those of two branches that write the same count once."""
 
     def once(s: ir.Statement) -> ir.Body:
-        alike = isinstance(s, ir.If) and _given(s.body) == _given(s.orelse)
-        return s.orelse if isinstance(s, ir.If) and alike else (s,)
+        return s.orelse if isinstance(s, ir.If) and _given(s.body) == _given(s.orelse) else (s,)
 
     once_each = (replace(r, body=ir.rewritten(r.body, once)) for r in program.roles)
     found = role_places(replace(program, roles=tuple(once_each)))
@@ -100,9 +99,8 @@ def why_not_structural(program: ir.TileProgram, sizes: Sizes | None = None) -> s
 def _why_not(program: ir.TileProgram) -> str:
     found, written = role_places(program), _write_places(program)
     awaited = {v.tensor for p in found if isinstance(p.statement, ir.Wait) for v in p.statement.views}
-    for tensor in program.tensors:
-        reason = _written_once(tensor, written, found, tensor.name in awaited)
-        if tensor.kind in ("buffer", "output") and reason:
+    for tensor in (t for t in program.tensors if t.kind in ("buffer", "output")):
+        if reason := _written_once(tensor, written, found, tensor.name in awaited):
             return reason
     turns = members(program.roles)
     numbers = {role.name: n for n, together in enumerate(turns) for role in together}

@@ -26,7 +26,6 @@ from tilelink.frontend import ir
 from tilelink.frontend.ir import Role, Statement
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.values import ITEM_SIZE
-from tilelink.frontend.views import Chosen
 
 STORED_BYTES, OF_FEW, WIDE = 1, 2, 4
 """Bytes of shared memory for each element of a tile that is stored: Triton converts the layout of 16-bit elements, half
@@ -229,22 +228,10 @@ class Loading(Partition):
         claimed = call("claim", ring.ready, ring.free, self.step, ring.bytes, num_stages=ring.stages)
         self.write.set(self.stage, claimed)
         for view, block in loop.operands.items():
-            if isinstance(view, Chosen):  # by a branch: a descriptor that is chosen takes registers in the whole kernel
-                first = pipelining.block_of(view.first, self.program, self.facts)
-                assert first is not None
-                with self.write.branch(self.text(view.condition)):
-                    self.fetch(view, first, view.first, None)
-                with self.write.otherwise():
-                    self.fetch(view, block, view.other, self.token(view))
-            else:
-                self.fetch(view, block, view, self.token(view))
+            blocks, corner = self.described(block, view, self.token(view))
+            place = ring.blocks[view], ring.ready, self.stage
+            self.write.do(call("fetch", blocks, f"[{', '.join(corner)}]", *place))
         self.write.set(self.step, "1", operator="+=")
-
-    def fetch(self, view: ir.View, block: pipelining.DescribedBlock, place: ir.View, token: Source | None) -> None:
-        """Writes a load of an operand from a place to the ring."""
-        blocks, corner = self.described(block, place, token)
-        ring = self.ring.blocks[view], self.ring.ready, self.stage
-        self.write.do(call("fetch", blocks, f"[{', '.join(corner)}]", *ring))
 
 
 class Multiplying(Partition):
