@@ -40,7 +40,7 @@ def matmul_reduce_scatter_backward(
 input_gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(4, tk.own_rank_first), stages=3, warps=8)
 weight_gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8), stages=3, warps=8)
 columns = tk.SMs(tile=(64, 256))
-# Own rows are copied: two more descriptors would make kernels for Hopper spill registers on Triton 3.7.
+# Own rows are copied: with one more descriptor, kernels for Hopper spill registers on Triton 3.7 and 3.9.
 push = tk.Schedule(
     gather=in_bulk, input_gradient=input_gemm, weight_gradient=weight_gemm, bias_gradient=columns
 ).changed(gather={"own": "copied"})
@@ -50,5 +50,5 @@ multicast = push.changed(gather=to_all)
 engine = tk.Schedule(
     gather=by_engine, input_gradient=input_gemm, weight_gradient=weight_gemm, bias_gradient=columns
 )
-pieces = push.changed(gather={"tile": (128, 1024), "own": "read"}, input_gradient={"waits": "pieces"})
+pieces = push.changed(gather={"tile": (128, 1024)}, input_gradient={"waits": "pieces"})
 operator = "linear_reduce_scatter_backward"

@@ -80,8 +80,7 @@ class GluonModule(Module):
         for does, part in each[first.name][1].items():
             tiles = {n: self.of_turn(parts[does], f"{self.names.role(n)}_{does}") for n, (_, parts) in each.items()}
             write = Writer()
-            with self.behind_a_branch(write):
-                write.assign(part.state, ", ".join("0" for _ in part.state))
+            write.assign(part.state, ", ".join("0" for _ in part.state))
             for role, begin, last in in_turns(write, Addresses(self.names), together, WORKER):
                 write.assign(part.state, tiles[role.name].call(begin, last, WORKERS, *part.state))
             name = self.names.module.name(("partition", called, does), f"{called}_{does}")
