@@ -419,13 +419,13 @@ SCHEDULES = [
         "an engine without a tile",
         TileSizeError,
         f"tk.Schedule(gather=tk.CopyEngine(), use=tk.SMs({USE_TILE}))  # <-",
-        "tile=(): a tile is a tuple of sizes, one along each dimension of the role's space, such as tile=(128, 256)",
+        "tile= is missing: a tile is a tuple of sizes, one along each dimension of the role's space, such as tile=(128, 256)",
     ),
     schedule(
         "SMs without a tile",
         TileSizeError,
         f"tk.Schedule(gather=tk.SMs(4), use=tk.SMs({USE_TILE}))  # <-",
-        "tile=(): a tile is a tuple of sizes",
+        "tile= is missing: a tile is a tuple of sizes",
     ),
     schedule(
         "a field of another resource",

@@ -34,8 +34,8 @@ WRONG = [
     case(
         "waits for nothing",
         {WAIT: "", SEND: SEND.replace("mine", "x[t].at(t.source)"), LAUNCH: f"{LAUNCH}  # <-"},
-        'send has own="stored", and no earlier role on SMs makes what it waits for',
-        'Leave out own="stored"',
+        'send has own="stored", and it waits for nothing; own="stored" is for a role that copies what an earlier role '
+        'makes, and own="read" for one that copies an input. Leave out own="stored"',
     ),
     Case(
         "makes it without a notification",
@@ -46,13 +46,14 @@ WRONG = [
     case(
         "computes",
         {SEND: "    block = mine.load()  # <-\n    tk.notify(inbox[t.source, t].store(block))"},
-        "it computes; a role in an epilogue only copies what make made",
-        'send has own="stored", so make would do that for what stays on a rank. Leave out own="stored"; the schedule: ',
+        'send has own="stored", and it computes; own="stored" is for roles that only wait, copy and notify',
+        'Leave out own="stored"; the schedule: ',
     ),
     case(
         "other tiles",
         {STORE: "    if t.home > 0:\n        tk.notify(partial[t].store(block + block))", WAIT: f"{WAIT}  # <-"},
         "and make notifies partial[M[M_lo:+16], K[K_lo:+16]] in a loop or a branch (",
+        'send has own="stored", so make would do that for what stays on a rank. Leave out own="stored"; the schedule: ',
     ),
     case(
         "goes to several ranks",
@@ -68,7 +69,7 @@ WRONG = [
             LAUNCH: f'    make.named("more")[tk.tiles(partial)](x, partial)\n{LAUNCH}  # <-',
             "add=tk": "more=tk.SMs(tile=(16, 16)), add=tk",
         },
-        'send has own="stored", and make and more make what it waits for; it is for a role that copies what one such',
+        'send has own="stored", and make and more make what it waits for; own="stored" is for copies of what one',
     ),
     case(
         "others need it",
@@ -121,7 +122,7 @@ def test_what_can_not_be_stored(wrong: Case, tmp_path: Path) -> None:
 
 
 def test_the_schedule_is_named_once(tmp_path: Path) -> None:
-    module = load(tmp_path, stored({SEND: "    tk.notify(inbox[t.source, t].store(mine.load()))"}))
+    module = load(tmp_path, stored({STORE: "    if t.home > 0:\n        tk.notify(partial[t].store(block + block))"}))
     with pytest.raises(ScheduleError, match="can't be done in the epilogue of make") as e:
         module.main()
     assert e.value.message.endswith(f'. Leave out own="stored"; the schedule: {module.schedule.site}')

@@ -326,8 +326,9 @@ class Schedule(Mapping[str, Resource]):
 def _check_walk(tile: Any, order: Any, site: Site) -> None:
     """Raises TileSizeError or ScheduleError for a wrong tile or order."""
     if not isinstance(tile, tuple) or not tile:
+        given = "tile= is missing" if tile == () else f"tile={tile!r}"
         raise TileSizeError(
-            f"tile={tile!r}: a tile is a tuple of sizes, one along each dimension of the role's space, such as "
+            f"{given}: a tile is a tuple of sizes, one along each dimension of the role's space, such as "
             "tile=(128, 256), or tile=(128, None) in a role that only copies",
             site,
         )

@@ -52,11 +52,16 @@ def refused(role: ir.Role, why: str, site: Site | None = None) -> ScheduleError:
 
 def _maker(role: ir.Role, program: ir.TileProgram) -> ir.Role:
     """The role on SMs that makes what a role waits for. Raises ScheduleError."""
+    if computes := next((s for s in ir.walk(role.body) if s.codes), None):
+        raise refused(role, 'it computes; own="stored" is for roles that only wait, copy and notify', computes.site)
+    if not role.awaited:
+        raise refused(role, 'it waits for nothing; own="stored" is for a role that copies what an earlier role makes, '
+                      'and own="read" for one that copies an input')  # fmt: skip
     awaited, earlier = {v.tensor for v in role.awaited}, program.roles[: program.roles.index(role)]
     makers = [r for r in earlier if isinstance(r.resource, SMs) and awaited & {v.tensor for v in r.notified}]
     if len(makers) != 1:
         makes = f"{' and '.join(r.name for r in makers)} make" if makers else "no earlier role on SMs makes"
-        raise refused(role, f"{makes} what it waits for; it is for a role that copies what one such role makes")
+        raise refused(role, f'{makes} what it waits for; own="stored" is for copies of what one such role makes')
     return makers[0]
 
 

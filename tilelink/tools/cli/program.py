@@ -99,7 +99,7 @@ def program_flags(size: int = SIZE) -> list[Flag]:
         ),
         Flag(
             "--dtype", type=read_dtypes, default=DTYPE, metavar="DTYPE or NAME=DTYPE,...",
-            help="of all tensors, or by tensor: unnamed tensors are like the first, or left out if optional "
+            help="of all tensors, or by tensor: unnamed tensors are like the first one named, or left out if optional "
             "(default: %(default)s)",
         ),
         Flag(
