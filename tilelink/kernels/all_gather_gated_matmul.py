@@ -47,6 +47,7 @@ gemm = tk.SMs(tile=(128, 128, 64), order=tk.grouped(4, tk.own_rank_first), stage
 push = tk.Schedule(gather=tk.SMs(16, tile=(128, 256), order=tk.ring, at="home", own="read"), gated_matmul=gemm)
 pull = push.changed(gather={"order": tk.own_rank_first, "at": "reader"})
 multicast = push.changed(gather={"count": 8, "order": tk.own_rank_first, "via": "multicast", "own": "copied"})
-engine = tk.Schedule(gather=by_engine, gated_matmul=gemm)
+# Own rows are copied: with one more descriptor, the portable form for Hopper spills registers on Triton 3.6.
+engine = tk.Schedule(gather=by_engine, gated_matmul=gemm).changed(gather={"own": "copied"})
 across = {"tile": (128, 64, 64), "order": tk.across_parts, "stages": 6}
 few = push.changed(gather={"count": 32, "own": "copied"}, gated_matmul=across)
