@@ -419,7 +419,8 @@ SCHEDULES = [
         "an engine without a tile",
         TileSizeError,
         f"tk.Schedule(gather=tk.CopyEngine(), use=tk.SMs({USE_TILE}))  # <-",
-        "tile= is missing: a tile is a tuple of sizes, one along each dimension of the role's space, such as tile=(128, 256)",
+        "tile= is missing: a tile is a tuple of sizes, one along each dimension of the role's space, such as "
+        "tile=(128, 256)",
     ),
     schedule(
         "SMs without a tile",
