@@ -59,7 +59,7 @@ def test_the_margin_is_among_the_best_of_those_that_were_tried() -> None:
         assert f"{times:.3f}" in page
 
 
-@pytest.mark.parametrize(("margin", "fused", "slower", "missed"), [(0.0, 37, 16, 0), (MARGIN, 29, 10, 2)])
+@pytest.mark.parametrize(("margin", "fused", "slower", "missed"), [(0.0, 37, 16, 0), (MARGIN, 28, 9, 2)])
 def test_what_is_decided_of_what_was_published(margin: float, fused: int, slower: int, missed: int) -> None:
     made = decisions()
     assert (len(made), *counted(made, margin)) == (38, fused, slower, missed)
