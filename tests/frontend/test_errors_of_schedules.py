@@ -368,7 +368,14 @@ SCHEDULES = [
         ScheduleError,
         {'at="home"': 'at="sender"', LAUNCH_GATHER: f"{LAUNCH_GATHER}  # <-"},
         "at='sender' is no rank axis",
-        "one of reader, home",
+        "it can be 'reader' or 'home'",
+    ),
+    pair(
+        "home of rows that are not cut",
+        ScheduleError,
+        {PROGRAM: PROGRAM.replace("Sharded", "Local"), LAUNCH_GATHER: f"{LAUNCH_GATHER}  # <-"},
+        "at='home' is no rank axis of its space; no tensor of its space is cut over the ranks, so a tile has no home; "
+        "it can be 'reader'",
     ),
     pair(
         "executor of a space that is cut twice",
@@ -378,7 +385,7 @@ SCHEDULES = [
             LAUNCH_USE: f"{LAUNCH_USE}  # <-",
             USE_TILE: f"{USE_TILE}, at='N'",
         },
-        "use: at='N' is no rank axis of its space; it can be one of home, N_home",
+        "use: at='N' is no rank axis of its space; it can be 'home' or 'N_home'",
     ),
     schedule(
         "block over a whole dimension of no size",

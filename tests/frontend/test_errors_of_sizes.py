@@ -201,6 +201,12 @@ DIMENSIONS = [
         "use takes full, out; out is missing",
     ),
     pair(
+        "tile that is forgotten",
+        ArgumentError,
+        {"def gather(t, x, full)": "def gather(x, full)", LAUNCH_GATHER: f"{LAUNCH_GATHER}  # <-"},
+        "gather takes full; 2 given; the first parameter, x, is the tile: did you forget it, as in (t, x, ...)?",
+    ),
+    pair(
         "role over a tensor",
         DimensionError,
         {LAUNCH_USE: "use[out](full, out)  # <-"},

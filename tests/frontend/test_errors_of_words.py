@@ -385,7 +385,16 @@ STATEMENTS = [
         "Python with keywords",
         NotUnderstoodError,
         "a = int('10', base=2)  # <-",
-        "only functions of Triton take keywords",
+        "only Triton's functions take keywords in it",
+    ),
+    pair(
+        "block of torch",
+        NotUnderstoodError,
+        {
+            "@tk.tile\ndef use": "import torch\n\n\n@tk.tile\ndef use",
+            "tl.zeros(t.shape, tl.float32)": "torch.zeros(16, 16)  # <-",
+        },
+        "torch.zeros makes a Tensor, and a tile function is Triton code: make a block with triton.language",
     ),
     tile("Python that fails", NotUnderstoodError, "a = int('ten')  # <-", "int('ten'): invalid literal"),
     tile(

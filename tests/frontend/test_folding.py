@@ -100,7 +100,7 @@ WRONG = [
     case(
         "waits for nothing",
         {WAIT: "", SEND: SEND.replace("mine", "x[t].at(t.source)") + "  # <-"},
-        "it waits for nothing that make makes; give it its own SMs",
+        "it waits for nothing that make makes; tk.SMs gives it workers of its own",
     ),
     case(
         "computes",

@@ -299,7 +299,7 @@ def again(t, out, rows):  # type: ignore[no-untyped-def]
         (more_axes, {}, DimensionError, "have their own axes; reader can't be another"),
         (without_sources, {}, DimensionError, "dimension 0 of x is S; it is given R"),
         (cut_in_two_ways, {"again": tk.SMs(2, tile=(16, 16))}, SignalCountError, "cut from R in another way"),
-        (whole, {"move": tk.SMs(2, tile=(16, 16), at="expert")}, ScheduleError, "it can be one of home, source"),
+        (whole, {"move": tk.SMs(2, tile=(16, 16), at="expert")}, ScheduleError, "it can be 'home' or 'source'"),
     ],
     ids=lambda v: getattr(v, "__name__", None),
 )  # fmt: skip

@@ -235,9 +235,9 @@ def executor_of(role: str, space: Space, resource: SMs | CopyEngine, ranks: tupl
             raise ScheduleError(f"{role}: who executes a tile? Write {' or '.join(f'at={n!r}' for n in ranks)}", site)
         return None
     if at not in ranks:
-        known = f"one of {', '.join(ranks)}" if ranks else "left out, every rank executes the tiles of a local tensor"
-        known += similar(at, ranks)
-        raise ScheduleError(f"{role}: at={at!r} is no rank axis of its space; it can be {known}", site)
+        known = f"it can be {' or '.join(map(repr, ranks))}" if ranks else "leave it out: every rank executes its tiles"
+        local = "no tensor of its space is cut over the ranks, so a tile has no home; " if at == "home" else ""
+        raise ScheduleError(f"{role}: at={at!r} is no rank axis of its space; {local}{known}{similar(at, ranks)}", site)
     return at
 
 

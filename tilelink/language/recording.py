@@ -120,6 +120,9 @@ class Recording:
         needed = wanted[: len(wanted) - len(function.defaults)]
         if not len(needed) <= given <= len(wanted):
             said = f"{given} given" if given > len(wanted) else f"{', '.join(needed[given:])} is missing"
+            first = function.parameters[0]
+            if given == len(function.parameters) and first != "t":
+                said += f"; the first parameter, {first}, is the tile: did you forget it, as in (t, {first}, ...)?"
             raise ArgumentError(f"{function.name} takes {', '.join(wanted)}; {said}", site)
         arguments += function.defaults[len(function.defaults) - (len(wanted) - given) :]
         scheduled = function.name

@@ -71,6 +71,14 @@ def test_sizes_that_nobody_gave_are_named(command: str, run: Run) -> None:
     assert "by default" not in said
 
 
+def test_dtypes_that_nobody_gave_are_named(run: Run) -> None:
+    flags = "--world", "2", "--shape", "M=32,K=32,N=32+16", "--dtype"
+    _, _, said = run.text("check", "all_gather_matmul", *flags, "weight=fp16")
+    assert "# dtypes by default: x=float16, out_0=float16, out_1=float16" in said.splitlines()
+    _, _, said = run.text("check", "all_gather_matmul", *flags, "fp16")
+    assert "dtypes by default" not in said
+
+
 def test_named_schedules_are_fitted_and_changes_are_not(run: Run) -> None:
     _, found = run("show", "all_gather_matmul", "--shape", "M=64,K=64,N=64")
     assert found["schedule"] == "push,gather.tile=16x64,matmul.tile=16x64x64"
@@ -103,7 +111,7 @@ def test_named_schedules_are_fitted_and_changes_are_not(run: Run) -> None:
         ("--schedule matmul.tile=65x64x32", "TileSizeError", "--schedule matmul.tile=65x64x32: tile (65, 64"),
         ("--schedule matmul.stages=none", "ScheduleError", "'none' is not a natural number"),
         ("--schedule matmul.order=random", "ScheduleError", "no order random; there is own_rank_first"),
-        ("--schedule gather.at=work", "ScheduleError", "it can be one of reader, home"),
+        ("--schedule gather.at=work", "ScheduleError", "it can be 'reader' or 'home'"),
         ("--schedule push,matmul.tile=64x64", "TileSizeError", "; the schedule: --schedule push,matmul.tile=64x64"),
         ("--stage llir", "UsageError", "choose from 'program', 'events', 'triton'"),
         ("--target sm_75", "UsageError", "choose from 'cpu'"),

@@ -109,11 +109,17 @@ class Calls(TritonCalls):
                       "tl.device_print")
         values = [self.value(a) for a in node.args]
         if any(isinstance(v, Block | ir.View | TensorWord) for v in values):
-            self.fail(NotUnderstoodError, node, f"{ast.unparse(node.func)} is not Triton's: a function that computes "
-                      "on blocks needs @triton.jit")
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node.func)} is not Triton's: compute on blocks with "
+                      "functions of triton.language, or with your own that have @triton.jit")
         if node.keywords:
-            self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: only functions of Triton take keywords")
-        return self.python(node, called, *values)
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: a tile function is Triton code, and only "
+                      "Triton's functions take keywords in it")
+        made = self.python(node, called, *values)
+        if isinstance(made, Static) and getattr(made.value, "ndim", 0) > 0:
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node.func)} makes a {type(made.value).__name__}, and a "
+                      "tile function is Triton code: make a block with triton.language, as in "
+                      "tl.zeros(t.shape, tl.float32), or pass the values as a tensor of the program")
+        return made
 
     def method(self, node: ast.Call, view: ir.View, name: str) -> Any:
         if name == "at":

@@ -90,7 +90,8 @@ def in_tiles_of(
 
 
 def _refused(role: str, producer: ir.Role, why: str, site: Site) -> ScheduleError:
-    return ScheduleError(f"{role} can't be done in the epilogue of {producer.name}: {why}", site)
+    said = f"{role} can't be done in the epilogue of {producer.name}: {why}; tk.SMs gives it workers of its own"
+    return ScheduleError(said, site)
 
 
 def _with_epilogue(producer: ir.Role, folded: ir.Role, program: ir.TileProgram) -> ir.Role:
@@ -125,7 +126,7 @@ def _check(producer: ir.Role, folded: ir.Role, others: Sequence[ir.Role]) -> Non
 
     notified = _notified(producer)
     if not folded.awaited:
-        fail(folded.body[0], f"it waits for nothing that {producer.name} makes; give it its own SMs")
+        fail(folded.body[0], f"it waits for nothing that {producer.name} makes")
     for s in ir.walk(folded.body):
         if not isinstance(s, ir.Wait | ir.Copy | ir.Notify | ir.For | ir.If):
             fail(s, f"it computes; a role in an epilogue only copies what {producer.name} made")

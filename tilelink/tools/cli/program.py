@@ -19,6 +19,7 @@ from tilelink.frontend.schedule import CopyEngine, Schedule, SMs
 from tilelink.frontend.values import dtype_name
 from tilelink.kernels import operators
 from tilelink.programs import schedule_text as written
+from tilelink.programs.given import at_sizes
 from tilelink.programs.program import Program
 from tilelink.programs.show import DTYPE, SIZE, WORLD, with_defaults
 from tilelink.tools.cli.command import Flag, UsageError
@@ -76,11 +77,25 @@ class Question:
         return {"world": self.flags["world"], "dtypes": self.flags["dtype"], "sizes": self.sizes, **nodes}
 
     def line(self, before: Mapping[str, Any] | None = None, after: Mapping[str, Any] | None = None) -> str:
-        """Comments: the command line with all its flags, then the sizes that nobody gave."""
+        """Comments: the command line with all its flags, then the sizes and dtypes that nobody gave."""
         flags = {**(before or {}), **self.flags, "shape": shape_text(self.sizes), **(after or {})}
         words = [w for flag, value in flags.items() for w in (f"--{flag}".replace("_", "-"), str(value))]
         defaults = f"# sizes by default: {', '.join(self.defaults)}\n" if self.defaults else ""
+        unsaid = ", ".join(f"{name}={dtype}" for name, dtype in self.unsaid_dtypes().items())
+        if unsaid:
+            defaults += f"# dtypes by default: {unsaid}\n"
         return f"# {' '.join([self.command, *words])}\n{defaults}"
+
+    def unsaid_dtypes(self) -> dict[str, str]:
+        """The dtypes of tensors that --dtype leaves out, where it names some."""
+        said = self.flags["dtype"]
+        if not isinstance(said, Dtypes):
+            return {}
+        variant, _ = at_sizes(self.program, self.sizes)
+        members = {m for n in said for m, _ in variant.flattened.get(n, ())}
+        bound, _ = self.program.bound_at(self.schedule, **self.options)
+        unsaid = variant.of_any_dtype - said.keys() - members
+        return {t.name: t.dtype for t in bound.tensors if t.name in unsaid}
 
 
 def program_flags(size: int = SIZE) -> list[Flag]:
