@@ -10,7 +10,6 @@ from typing import Any
 from bench.gpu.place import Place
 from bench.gpu.report import Report
 from bench.gpu.right import Inputs
-from tilelink.backend.targets.portable import STUCK_NS
 from tilelink.errors import NeverEnteredError, StuckError
 from tilelink.frontend.sizes import even_parts
 from tilelink.runtime.cuda.group import CudaGroup
@@ -18,8 +17,6 @@ from tilelink.runtime.cuda.script import KernelStep, Script, Step
 from tilelink.runtime.launch import Run
 
 WORLD, SCHEDULE = 2, "push"
-PATIENCE = 10
-"""The factor by which a rank that brings nothing waits longer than its peers."""
 
 
 def vain(place: Place, report: Report) -> None:
@@ -69,8 +66,7 @@ def _mute(inputs: Inputs, ranks: Any) -> Callable[[Any], Any]:
 
 @contextmanager
 def muted(group: Any, role: str) -> Iterator[None]:
-    """A context in which this rank's calls have no workers for a role. On a GPU its kernels wait longer than its peers:
-    else an error would name its workers, and their numbers differ from its program."""
+    """A context in which this rank's calls have no workers for a role."""
     on_gpu = isinstance(group, CudaGroup)
     name = "play" if on_gpu else "launch"
     real = getattr(group, name)
@@ -82,8 +78,6 @@ def muted(group: Any, role: str) -> Iterator[None]:
         }
         real(run)
 
-    if on_gpu:
-        group.lane.words(group.rank)[STUCK_NS.value] *= PATIENCE
     setattr(group, name, (lambda script, *rest: real(without_workers(script, role), *rest)) if on_gpu else launch)
     try:
         yield

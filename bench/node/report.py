@@ -58,8 +58,8 @@ class NodeReport(Report):
 
 def merged(by_rank: dict[int, dict[str, Any]], held_against: bool = True) -> dict[str, Any]:
     """Merges the findings of all ranks into one. It is right if all are right, else it has the error of the first wrong
-    rank. It has the largest relative RMS. Times are the longest of any rank, repeat by repeat, and are compared; if not
-    `held_against`, in a dry run, they are left out."""
+    rank. It has the first message, and the largest relative RMS. Times are the longest of any rank, repeat by repeat,
+    and are compared; if not `held_against`, in a dry run, they are left out."""
     first = next(iter(by_rank.values()))
     found = dict(first)
     for verdict in (False, None):
@@ -69,6 +69,8 @@ def merged(by_rank: dict[int, dict[str, Any]], held_against: bool = True) -> dic
             found |= {"ok": verdict, "error": f"rank {wrong[0]}: {mine.get('error')}", "wrong_ranks": wrong}
             found |= {"traceback": mine["traceback"]} if "traceback" in mine else {}
             break
+    said = [mine["message"] for mine in by_rank.values() if "message" in mine]
+    found |= {"message": said[0]} if said else {}
     found |= {"lost": True} if any(mine.get("lost") for mine in by_rank.values()) else {}
     errors = [mine["rel_rms"] for mine in by_rank.values() if mine.get("rel_rms") is not None]
     found |= {"rel_rms": max(errors)} if errors else {}

@@ -614,7 +614,7 @@ NOT_TAKEN_OVER = replaced(r"^ +take_over\(.*\n", "")
 SOURCE: list[tuple[str, str, Edit, str]] = [
     ("bytes", "pull", replaced(r"step, \d+, num_stages", "step, 64, num_stages"), "bytes come into a stage"),
     ("token", "pull", replaced(r" \+ rows_ready\b", ""), "guarded"),
-    ("wait", "pull", replaced(r"rows_ready = wait\(.*\)", "rows_ready = 0"), "acquire"),
+    ("wait", "pull", replaced(r"rows_ready \+= wait\(.*\)", "rows_ready += 0"), "acquire"),
     ("hand over", "fused", replaced(r"^ +hand_over\(.*\n", ""), "wait at a barrier that no others arrive at"),
     ("take over", "fused", NOT_TAKEN_OVER, "a tile is told, but nobody"),
     ("take over what is sent", "fused", NOT_TAKEN_OVER, "a tile is sent that nobody waited for"),
