@@ -276,9 +276,22 @@ def copy_checked(t, x, out):
     out[t].store(block)
 
 
+@tk.tile
+def copy_checked_too(t, x, out):
+    block = x[t].load()
+    tl.device_assert(block < 500, "too large")
+    out[t].store(block)
+
+
 @tk.program
 def checked_copy(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
     copy_checked[tk.tiles(out)](x, out)
+
+
+@tk.program
+def checked_copies(x: tk.Local("M", "K"), y: tk.Local("M", "K"), a: tk.Local("M", "K"), b: tk.Local("M", "K")):
+    copy_checked[tk.tiles(a)](x, a)
+    copy_checked_too[tk.tiles(b)](y, b)
 
 
 @tk.program
@@ -303,3 +316,4 @@ by_rank = tk.Schedule(fetch=tk.SMs(tile=(16, 16)))
 cubes = tk.Schedule(right=tk.SMs(tile=(1, 16, 16)))
 pieces = tk.Schedule(right_vector=tk.SMs(tile=(16,)))
 checking = tk.Schedule(copy_checked=tk.SMs(tile=(16, 16)))
+both_checking = tk.Schedule(copy_checked=tk.SMs(1, tile=(16, 16)), copy_checked_too=tk.SMs(1, tile=(16, 16)))

@@ -13,7 +13,14 @@ import torch
 
 from tests.kernels.gather_gemm import run_and_check, small_world
 from tests.parameters import each_once, first_of
-from tests.programs.alone import checked_copy, checking
+from tests.programs.alone import (
+    both_checking,
+    checked_copies,
+    checked_copy,
+    checking,
+    copy_checked,
+    copy_checked_too,
+)
 from tests.runtime.small_worlds import SMALL, K, N, check_usable, whole
 from tilelink.emulator import KernelError
 from tilelink.errors import HeapError
@@ -131,6 +138,16 @@ def test_what_a_kernel_raises_has_the_line_of_the_tile_function() -> None:
     assert e.value.site is not None and e.value.site.file.endswith("alone.py")
     assert e.value.site.text.startswith("tl.device_assert(block < ")
     assert "AssertionFailed: too large: block = 500.0" in e.value.message and "workers" not in e.value.message
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_one_of_two_lines_with_the_same_text_is_named(wrong: int) -> None:
+    right, x = torch.zeros(16, 32), torch.arange(512.0).view(16, 32)
+    given = (x, right) if wrong == 0 else (right, x)
+    with pytest.raises(KernelError) as e:
+        CpuWorld(1).run(lambda g: checked_copies(*given, schedule=both_checking, group=g))
+    first = (copy_checked, copy_checked_too)[wrong].first_line
+    assert e.value.site is not None and first < e.value.site.line < first + 5
 
 
 @pytest.mark.parametrize(

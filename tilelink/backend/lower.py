@@ -24,8 +24,8 @@ from tilelink.backend.gluon.takes import WARPS_OF_GROUP, taken
 from tilelink.backend.module import Kernel, Module
 from tilelink.backend.nvshmem import libraries
 from tilelink.backend.targets import Target
-from tilelink.errors import FormError, ScheduleError
-from tilelink.frontend.ir import TileProgram
+from tilelink.errors import FormError, ScheduleError, Site
+from tilelink.frontend.ir import TileProgram, walk
 from tilelink.frontend.kept import hashed_once, kept
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.sizes import Sizes
@@ -91,6 +91,15 @@ class Lowered:
     @cached_property
     def sha256(self) -> str:
         return hashlib.sha256(self.source.encode()).hexdigest()
+
+    def site_of(self, number: int) -> Site | None:
+        """The user's line for a line of the module: the line in the last comment above it. The module has the lines of
+        the tile functions as comments, in their order."""
+        lines = map(str.strip, self.source.splitlines()[:number])
+        above = [line.removeprefix("# ") for line in lines if line.startswith("# ")]
+        sites = dict.fromkeys(s.site for role in self.program.roles for s in walk(role.body))
+        alike = [s for s in sites if above and s.text == above[-1]]
+        return alike[min(above.count(above[-1]), len(alike)) - 1] if alike else None
 
 
 def lower_as_taken(program: TileProgram, facts: Facts, target: Target) -> Lowered:

@@ -1,4 +1,4 @@
-"""Compiles lowered programs; an error of Triton names the user's line, of which a generated kernel has a comment."""
+"""Compiles lowered programs; an error of Triton names the user's line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tempfile import TemporaryFile
 from tilelink.backend.cache import file_name
 from tilelink.backend.lower import Lowered
 from tilelink.errors import Site
-from tilelink.frontend.ir import walk
 from tilelink.frontend.sizes import Sizes
 from tilelink.inspect.compile import Compiled, CompileError
 from tilelink.inspect.compile import compiled as compiled_as_it_is
@@ -58,7 +57,7 @@ def at_user_line(lowered: Lowered, message: str, written: str = "") -> CompileEr
     for number, lines in _IN_FUNCTION.findall(message):
         site = _of_function(lowered, int(number), lines.splitlines()[-1]) or site
     for file, number, said in _IN_FILE.findall(written):
-        here = _of_module(lowered, int(number)) if Path(file).name == own else Site.at(file, int(number))
+        here = lowered.site_of(int(number)) if Path(file).name == own else Site.at(file, int(number))
         if site is None and here is not None:
             reason, site = said, here
     where = f"{lowered.program.name} for {lowered.target.name}"
@@ -71,17 +70,8 @@ def _of_function(lowered: Lowered, number: int, text: str) -> Site | None:
     for f in ast.parse(lowered.source).body:
         at = f.lineno + number - 1
         if isinstance(f, ast.FunctionDef) and at <= (f.end_lineno or 0) and lines[at - 1] == text:
-            return _of_module(lowered, at)
+            return lowered.site_of(at)
     return None
-
-
-def _of_module(lowered: Lowered, number: int) -> Site | None:
-    """The user's line for a line of the module: that of the last comment above it."""
-    lines = map(str.strip, lowered.source.splitlines()[:number])
-    above = [line.removeprefix("# ") for line in lines if line.startswith("# ")]
-    sites = list(dict.fromkeys(s.site for role in lowered.program.roles for s in walk(role.body)))
-    alike = [s for s in sites if above and s.text == above[-1]]
-    return alike[min(above.count(above[-1]), len(alike)) - 1] if alike else None
 
 
 @contextmanager

@@ -3,15 +3,15 @@ observed value), the sides of a data race (role, tile and line of the tile funct
 
 from __future__ import annotations
 
-import linecache
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from pathlib import Path
 
 import numpy as np
 
 from tilelink.analysis.counting import expected_counts
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
+from tilelink.backend.cache import file_name
 from tilelink.emulator import DeadlockError, KernelError, StuckProgram, UnstartedPrograms
 from tilelink.emulator import Wait as Poll
 from tilelink.emulator.errors import AssertionFailed, Entry, folded
@@ -57,15 +57,11 @@ def told_of(error: KernelError, launched: Launched) -> TileLinkError:
             row, count = failed.values["rows"], failed.values["count"]
             said = f"{view.picking} picks row {row} on rank {error.rank}, and there are {count} rows"
             return RowIndexError(f"{said}: 0 to {count - 1}, or -1 for none", statement.site)
-    texts = {s.site.text: s.site for s in statements}
-    return next((error.at(texts[line]) for line in _lines_above(error.site) if line in texts), error)
-
-
-def _lines_above(site: Site | None) -> Iterator[str]:
-    """Yields the source of a kernel's line, then of the lines that called it: the last comment above each line."""
-    for place in (site, *site.callers) if isinstance(site, KernelSite) else ():
-        above = (line.strip() for line in reversed(linecache.getlines(place.file)[: place.line]))
-        yield from islice((line.removeprefix("# ") for line in above if line.startswith("# ")), 1)
+    lowered = prepared.lowered
+    own = file_name(lowered.source, lowered.program.name)
+    places = (error.site, *error.site.callers) if isinstance(error.site, KernelSite) else ()
+    sites = (lowered.site_of(place.line) for place in places if Path(place.file).name == own)
+    return next((error.at(site) for site in sites if site is not None), error)
 
 
 def lines_of(deadlock: DeadlockError, launched: Launched) -> tuple[str, ...]:
