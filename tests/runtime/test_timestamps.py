@@ -100,6 +100,14 @@ def test_nothing_is_recorded_unless_asked() -> None:
     assert "stamp" not in prepared.lowered.source and "clock" not in prepared.lowered.source
 
 
+def test_a_reset_forgets_the_records() -> None:
+    world = run((32, 32), "push", timed=True)
+    assert world.timeline().ranks == (0, 1)
+    world.reset()
+    with pytest.raises(WorldError, match="has recorded no times"):
+        world.timeline()
+
+
 def test_records_of_another_program_are_refused() -> None:
     runs = [g.timed for g in run((32, 32), "push", timed=True).groups]
     assert runs[1] is not None

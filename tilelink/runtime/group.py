@@ -102,6 +102,11 @@ class Group(ABC):
         self.recent[number] = record
         self.recent.pop(number - KEPT_RUNS, None)
 
+    def forget_runs(self) -> None:
+        """Begins anew: no run was launched."""
+        self.runs, self.timed = 0, None
+        self.recent.clear()
+
     def named(self, report: Report) -> Record | None:
         """The run that a report is about, if this rank still knows it."""
         return self.recent.get(report.run)

@@ -176,8 +176,8 @@ class ProcessGroup(Group):
         self._meet()
         self.lane.clear(self.rank)
         self.board.forget_calls()
-        self.calls = self.runs = 0
-        self.recent.clear()
+        self.calls = 0
+        self.forget_runs()
         self._meet()
 
     def _meet(self) -> None:

@@ -155,7 +155,7 @@ class CpuWorld:
         self.log = CallLog(self.world)
         for group in self.groups:
             self.lane.clear(group.rank)
-            group.runs = 0
+            group.forget_runs()
 
 
 @dataclass

@@ -138,8 +138,7 @@ class VirtualWorld:
         self.log = CallLog(self.world)
         for group in self.groups:
             self.lane.clear(group.rank)
-            group.runs = 0
-            group.recent.clear()
+            group.forget_runs()
         self.device.synchronize(self.device.current())
 
     def timeline(self) -> Timeline:
