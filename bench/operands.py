@@ -23,9 +23,9 @@ EXPERTS, CHOICES = 2, 2
 """The number of experts of a rank, and of choices of a token, if rows are routed to experts."""
 TOKENS, TOP = "tokens", "top"
 """The names that programs with a route give the dimensions of tokens and choices."""
-LAYOUTS = ("rows", "columns", "offset")
-"""The layouts of a matrix in memory: row by row, column by column, or every other column of a part of a larger,
-poisoned matrix."""
+LAYOUTS = ("declared", "rows", "columns", "offset")
+"""The layouts of a matrix in memory: as the program declares it, row by row, column by column, or every other column of
+a part of a larger, poisoned matrix."""
 
 
 class Operands:
@@ -35,12 +35,13 @@ class Operands:
     experts. `sizes`: of the other dimensions; a tuple has one size for each member of lists, and says how many members
     lists have. `whole`: numbers are small whole ones, whose sums are exact, else normally distributed. `asked`:
     optional inputs that are given, and optional outputs. `layout`: of all input matrices. `place`: the device.
+    `ranks`: the inputs of each rank by parameter, on the device.
     """
 
     def __init__(
         self, program: Program, parts: Sequence[int], sizes: Mapping[str, int | tuple[int, ...]], place: torch.device,
-        *, dtype: torch.dtype = torch.bfloat16, whole: bool = True, asked: Collection[str] = (), layout: str = "rows",
-        seed: int = 0,
+        *, dtype: torch.dtype = torch.bfloat16, whole: bool = True, asked: Collection[str] = (),
+        layout: str = "declared", seed: int = 0,
     ) -> None:  # fmt: skip
         self.program, self.parts, self.place = program, tuple(parts), place
         self.dtype, self.whole, self.layout = dtype, whole, layout
@@ -75,7 +76,7 @@ class Operands:
         for given in self.ranks if program in ONE_BIAS and "bias" in asked else ():
             given["bias"] = self.ranks[0]["bias"]
         self.outputs = list(self._given(0, "output", torch.empty))
-        known = [_each(torch.Tensor.double, given) for given in self.ranks]
+        known = [_each(lambda t: t.cpu().double(), given) for given in self.ranks]
         right = REFERENCES[program]([i | given for i, given in zip(self.integers, known, strict=True)], rows)
         self.right = [[t for p in self.outputs for t in _flat(of_rank[p])] for of_rank in right]
 
@@ -89,11 +90,16 @@ class Operands:
     def call(self, do: Callable[..., Any], group: Any, *, poisoned: bool = False, **options: Any) -> list[torch.Tensor]:
         """Calls `do`, the program or `program.prepare`, on a rank; returns all results. `poisoned`: all outputs are
         given, full of NaN; else only optional outputs are given."""
-        given = _each(self._laid_out, self.ranks[group.rank])
         outs = self._given(group.rank, "output", self._poison)
-        given |= {n: t for n, t in outs.items() if poisoned or n in optional(self.program)}
+        given = self.ranks[group.rank] | {n: t for n, t in outs.items() if poisoned or n in optional(self.program)}
         parts = {"parts": self.said} if self.said else {}
         return list(_flat(do(**given, group=group, **parts, **options)))
+
+    def overwrite(self, rank: int, others: Operands) -> None:
+        """Gives a rank the inputs of other operands of these shapes, in the memory of its own."""
+        mine, theirs = (list(_flat(list(o.ranks[rank].values()))) for o in (self, others))
+        for tensor, source in zip(mine, theirs, strict=True):
+            tensor.copy_(source)
 
     def judge(self, results: Sequence[Sequence[torch.Tensor]], rank: int | None = None) -> dict[str, Any]:
         """Returns the verdict of a record, on the results of all ranks or of one `rank`: `ok`; `rel_rms`, the largest
@@ -120,6 +126,7 @@ class Operands:
         for parameter, members in self.variant.flattened.items():
             words = [self.tensors[n] for n, _ in members if n in self.tensors and self.tensors[n].kind == kind]
             made = [self._made(w, rank, make) for w in words]
+            made = [self._laid_out(t, w) for t, w in zip(made, words, strict=True)] if kind == "input" else made
             if made:
                 found[parameter] = made if isinstance(self.program.declared[parameter], Each) else made[0]
         return found
@@ -154,8 +161,10 @@ class Operands:
     def _poison(self, shape: list[int]) -> torch.Tensor:
         return torch.full(shape, POISON, dtype=self.dtype, device=self.place)
 
-    def _laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _laid_out(self, tensor: torch.Tensor, word: TensorWord) -> torch.Tensor:
         placed = tensor.to(self.place)
+        if self.layout == "declared":
+            return placed.movedim(word.contiguous, -1).contiguous().movedim(-1, word.contiguous)
         return laid_out(placed, self.layout) if tensor.dim() == 2 and tensor.is_floating_point() else placed
 
 
@@ -166,7 +175,7 @@ def optional(program: Program) -> list[str]:
 
 
 def laid_out(matrix: torch.Tensor, layout: str) -> torch.Tensor:
-    """Returns the matrix in one of `LAYOUTS`."""
+    """Returns the matrix in one of `LAYOUTS` but "declared"."""
     rows, cols = matrix.shape
     match layout:
         case "columns":

@@ -13,9 +13,8 @@ from statistics import median
 from typing import Any
 
 from bench.gpu.place import Place, gpu
-from bench.gpu.right import Inputs
+from bench.gpu.right import operands
 from bench.gpu.speed import gemm_inputs, timed, without_waits
-from bench.operands import Operands
 from tilelink.frontend.sizes import even_parts
 from tilelink.kernels.all_gather_gated_matmul import all_gather_gated_matmul
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
@@ -24,32 +23,23 @@ from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.runtime.cuda.device import CudaDevice
 
-ASKED = ((all_gather_matmul, "push"), (matmul_reduce_scatter, "fused"))
-OF_OTHERS = (
-    (all_gather_gated_matmul, "push", 1), (dispatch_matmul, "push", 1), (all_gather_matmul, "push", 2),
-    (all_gather_matmul_backward, "pull", 1),
+ASKED = (
+    (all_gather_matmul, "push", 1), (matmul_reduce_scatter, "fused", 1), (all_gather_gated_matmul, "push", 1),
+    (dispatch_matmul, "push", 1), (all_gather_matmul, "push", 2), (all_gather_matmul_backward, "pull", 1),
 )  # fmt: skip
-"""A program and schedule whose product waits, and one whose product notifies; programs and schedules that multiply
-twice in a step, rows of experts, by each of two weights in turns, and in two roles one behind the other."""
+"""Programs, schedules and members of lists: a product that waits, one that notifies, two in a step, rows of experts,
+two weights in turns, and two roles that multiply, one behind the other."""
 
 
 def both_forms(place: Place, device: Callable[[bool], Any]) -> dict[str, Any]:
     """Checks two calls on two ranks with whole numbers, bit for bit, and times a GEMM in both forms.
     `device(specialised)` returns a device whose kernels have this form."""
     parts, right, forms = even_parts(place.sizes["M"], 2), True, set[str]()
-    for program, schedule in ASKED:
+    for program, schedule, members in ASKED:
         world = place.world(2, device=device(True))
         for seed in range(2):
-            inputs = Inputs(place, parts, "bfloat16", whole=True, seed=seed, program=program)
-            results = world.run(partial(inputs.call, schedule=schedule))
-            right &= inputs.judge(results)["ok"]
-        forms |= forms_of(world)
-    for program, schedule, members in OF_OTHERS:
-        world, n = place.world(2, device=device(True)), place.sizes["N"]
-        sizes: dict[str, Any] = {"N": (n,) * members if members > 1 else n, "K": place.sizes["K"]}
-        for seed in range(2):
-            operands = Operands(program, parts, sizes, place.place, seed=seed)
-            right &= operands.judge(world.run(partial(operands.call, program, schedule=schedule)))["ok"]
+            given = operands(place, program, parts, seed, members=members)
+            right &= given.judge(world.run(partial(given.call, program, schedule=schedule)))["ok"]
         forms |= forms_of(world)
     sets = gemm_inputs(place, *next(iter(place.gemms.values())))
     each = (replace(place, world=partial(place.world, device=device(form))) for form in (False, True))

@@ -4,11 +4,10 @@ with the gathered rows kept, collectives alone."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from bench.gpu.place import Place, gpu
 from bench.gpu.report import Report
-from bench.gpu.right import SUMS, compile_ahead, judged
+from bench.gpu.right import SUMS, compile_ahead, judged, operands
 from bench.operands import Operands, optional
 from bench.references import REFERENCES
 from tilelink.kernels import operators
@@ -19,18 +18,12 @@ WORLD, CALLS = 2, 2
 OTHERS = [program for program in REFERENCES if program not in SUMS]
 
 
-def inputs(place: Place, program: Program, seed: int = 0) -> Operands:
-    """Returns operands of whole numbers in bfloat16, in uneven parts, without optional inputs and with all outputs.
-    Lists have two members of different widths."""
-    return operands(place, program, place.parts[WORLD], seed)
-
-
-def operands(place: Place, program: Program, parts: Sequence[int], seed: int = 0) -> Operands:
-    """As `inputs`, for any parts."""
-    n, lists = place.sizes["N"], any(isinstance(p, Each) for p in program.declared.values())
+def inputs(place: Place, program: Program, parts: Sequence[int], seed: int = 0) -> Operands:
+    """Returns operands of whole numbers in bfloat16, without optional inputs and with all outputs. Lists have two
+    members."""
+    lists = any(isinstance(p, Each) for p in program.declared.values())
     outputs = {p for p in optional(program) for name, _ in program.flattened[p] if name in program.on_demand}
-    sizes: dict[str, Any] = {"N": (n, n // 2) if lists else n, "K": place.sizes["K"]}
-    return Operands(program, parts, sizes, place.place, asked=outputs, seed=seed)
+    return operands(place, program, parts, seed, members=2 if lists else 1, asked=outputs)
 
 
 def cases() -> list[tuple[str, str]]:
@@ -45,7 +38,7 @@ def others(place: Place, report: Report) -> None:
         program, (n, k) = operators()[name], (place.sizes[d] for d in "NK")
         about = {"dtype": "bfloat16", "world": WORLD, "shape": f"M={list(place.parts[WORLD])},N={n},K={k}"}
         with report.case("result", op=name, schedule=schedule, **about) as found:
-            sets = [inputs(place, program, seed) for seed in range(CALLS)]
+            sets = [inputs(place, program, place.parts[WORLD], seed) for seed in range(CALLS)]
             outs = place.world(WORLD).run(
                 lambda g, i=sets, p=program, s=schedule: [x.call(p, g, schedule=s) for x in i]
             )
@@ -55,5 +48,5 @@ def others(place: Place, report: Report) -> None:
 def prepare(name: str, schedule: str) -> None:
     """Compiles a case on the GPU."""
     place, program = gpu(), operators()[name]
-    given = inputs(place, program)
+    given = inputs(place, program, place.parts[WORLD])
     place.world(WORLD).run(lambda group: given.call(program.prepare, group, schedule=schedule))

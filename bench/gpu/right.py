@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
 import torch
 
-from bench.check import LIMIT_OF, relative_rms
 from bench.gpu.place import Place, gpu
 from bench.gpu.report import Report
-from tilelink.frontend.schedule import CopyEngine, Schedule
+from bench.operands import POISON, Operands
+from tilelink.frontend.schedule import CopyEngine
 from tilelink.frontend.sizes import even_parts
 from tilelink.kernels import operators
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
@@ -30,61 +30,20 @@ SUMS = {
 """The programs that add up partial sums of all ranks, and whether the rows of the sum are cut over them."""
 WORLDS = (2, 1, 4)
 DTYPES = ("bfloat16", "float16", "float32")
-REPLAYS, DRY_REPLAYS = 20, 3
-POISON = float("nan")
+REPLAYS, DRY_REPLAYS, SETS = 20, 3, 4
 SCHEDULES = tuple(all_gather_matmul.schedules)
 """The schedules of all_gather_matmul, push and pull first."""
 
 
-class Inputs:
-    """Inputs of all ranks of a program: small whole numbers, whose products are exact, or random numbers."""
-
-    def __init__(
-        self, place: Place, parts: Sequence[int], dtype: str, *, whole: bool, seed: int = 0,
-        program: Program = all_gather_matmul,
-    ) -> None:  # fmt: skip
-        random = torch.Generator().manual_seed(seed)
-        self.program, adds = program, program in SUMS
-        most = 1 if adds else 3  # the largest whole number: partial sums in bfloat16 are exact up to 256
-        self.parts, self.whole, n, k = tuple(parts), whole, place.sizes["N"], place.sizes["K"]
-        self.dtype: torch.dtype = getattr(torch, dtype)
-
-        def tensor(rows: int, cols: int) -> torch.Tensor:
-            if whole:
-                return torch.randint(-most, most + 1, (rows, cols), generator=random).to(self.dtype)
-            return torch.randn(rows, cols, generator=random).to(self.dtype)
-
-        x = [tensor(sum(self.parts) if adds else m, k) for m in self.parts]
-        weight = [tensor(n, k).T for _ in self.parts]
-        self.right = self._right(x, weight)
-        self.x, self.weight = [t.to(place.place) for t in x], [t.to(place.place) for t in weight]
-
-    def call(self, group: Any, schedule: Schedule | str, **more: Any) -> torch.Tensor:
-        """Calls the program on a rank."""
-        options = self.options(group, schedule)
-        out: torch.Tensor = self.program(self.x[group.rank], self.weight[group.rank], **options, **more)
-        return out
-
-    def options(self, group: Any, schedule: Schedule | str) -> dict[str, Any]:
-        """Returns the options of a call. If all ranks get the whole sum, a call has no parts."""
-        parts = {} if self.program in SUMS and not SUMS[self.program] else {"M": self.parts}
-        return {"schedule": schedule, "group": group, "parts": parts}
-
-    def _right(self, x: list[torch.Tensor], weight: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the right results of all ranks, in float64."""
-        if self.program not in SUMS:
-            return [torch.cat(x).double() @ w.double() for w in weight]
-        total = torch.stack([a.double() @ w.double() for a, w in zip(x, weight, strict=True)]).sum(0)
-        return list(total.split(self.parts)) if SUMS[self.program] else [total] * len(x)
-
-    def judge(self, results: Sequence[torch.Tensor]) -> dict[str, Any]:
-        """Returns the verdict of a record. Whole numbers must be exact after rounding to their dtype."""
-        found = [r.cpu() for r in results]
-        rms = relative_rms(found, self.right)
-        ok = rms <= LIMIT_OF[self.dtype]
-        if self.whole:
-            ok = all(torch.equal(f, r.to(self.dtype)) for f, r in zip(found, self.right, strict=True))
-        return {"ok": ok, "rel_rms": None if rms == float("inf") else rms, "exact": ok if self.whole else None}
+def operands(
+    place: Place, program: Program, parts: Sequence[int], seed: int = 0, *, members: int = 1,
+    asked: Collection[str] = (), **how: Any,
+) -> Operands:  # fmt: skip
+    """Returns operands of a program, bfloat16 and whole numbers unless `how` says otherwise. Lists have so many
+    `members` of different widths."""
+    n = place.sizes["N"]
+    sizes: dict[str, Any] = {"N": n if members == 1 else tuple(n // (k + 1) for k in range(members))}
+    return Operands(program, parts, sizes | {"K": place.sizes["K"]}, place.place, asked=asked, seed=seed, **how)
 
 
 def settle(group: Any) -> None:
@@ -153,12 +112,8 @@ def compile_ahead(
 
 def _prepare(name: str, world: int, dtype: str, schedule: str, parts: tuple[int, ...]) -> None:
     place, program = gpu(), operators()[name]
-    inputs = Inputs(place, parts, dtype, whole=True, program=program)
-    place.world(world).run(
-        lambda group: program.prepare(
-            inputs.x[group.rank], inputs.weight[group.rank], **inputs.options(group, schedule)
-        )
-    )
+    given = operands(place, program, parts, dtype=getattr(torch, dtype))
+    place.world(world).run(lambda group: given.call(program.prepare, group, schedule=schedule))
 
 
 def _result(
@@ -171,8 +126,9 @@ def _result(
         ranks = place.world(world)
         found |= {"calls": calls, "of": "whole and random numbers" if len(kinds) > 1 else "whole numbers"}
         for whole in kinds:
-            sets = [Inputs(place, parts, dtype, whole=whole, seed=s, program=program) for s in range(calls)]
-            outs = ranks.run(lambda group, sets=sets: [i.call(group, schedule) for i in sets])
+            how: dict[str, Any] = {"dtype": getattr(torch, dtype), "whole": whole}
+            sets = [operands(place, program, parts, seed, **how) for seed in range(calls)]
+            outs = ranks.run(lambda group, sets=sets: [i.call(program, group, schedule=schedule) for i in sets])
             verdict = judged(sets, outs, f" of {'whole' if whole else 'random'} numbers")
             found |= {k: v for k, v in verdict.items() if v is not None}
             if not verdict["ok"]:
@@ -180,10 +136,10 @@ def _result(
 
 
 def judged(
-    sets: Sequence[Any], by_rank: Sequence[Sequence[Any]], numbers: str = "", **more: Any
+    sets: Sequence[Operands], by_rank: Sequence[Sequence[Any]], numbers: str = "", **more: Any
 ) -> dict[str, Any]:
     """Returns the verdict on calls in a row: of the first wrong call, with an error, or of the last call. `sets`: the
-    `Inputs` or `Operands` of each call; `by_rank`: for each rank the results of its calls; `more`: for `judge`."""
+    operands of each call; `by_rank`: for each rank the results of its calls; `more`: for `judge`."""
     found: dict[str, Any] = {}
     for call, (given, results) in enumerate(zip(sets, zip(*by_rank, strict=True), strict=True)):
         found = given.judge(results, **more)
@@ -202,38 +158,41 @@ def graphs(place: Place, report: Report) -> None:
                 report.add("graph", ok=None, error=place.probed.why_not("engines_in_graphs"), **about)
                 continue
             with report.case("graph replayed with changing inputs", **about) as found:
-                _replays(place, world, schedule, found)
+                parts = even_parts(place.sizes["M"], world)
+                sets = [operands(place, all_gather_matmul, parts, seed) for seed in range(SETS)]
+                kept = place.world(world).run(lambda g, i=sets, s=schedule: replayed(place, g, i, s, calls=2))
+                found |= judged_replays(sets, kept)
 
 
-def _replays(place: Place, world: int, schedule: str, found: dict[str, Any]) -> None:
-    parts = even_parts(place.sizes["M"], world)
-    sets = [Inputs(place, parts, "bfloat16", whole=True, seed=s) for s in range(3)]
-    replays = REPLAYS if place.on_gpu else DRY_REPLAYS
+def replayed(
+    place: Place, group: Any, sets: Sequence[Operands], schedule: str, calls: int
+) -> list[list[list[torch.Tensor]]]:
+    """Captures so many calls with the first inputs, and replays them with each of the other inputs in their memory.
+    Returns the results of every replay: those of each call."""
+    live, *others = sets
+    live.call(all_gather_matmul.prepare, group, schedule=schedule)
+    with place.capture(group) as graph:
+        outs = [live.call(all_gather_matmul, group, schedule=schedule) for _ in range(calls)]
+    kept = []
+    for k in range(REPLAYS if place.on_gpu else DRY_REPLAYS):
+        live.overwrite(group.rank, others[k % len(others)])
+        for out in (y for of_call in outs for y in of_call):
+            out.fill_(POISON)
+        group.replay(graph)
+        settle(group)
+        kept.append([[y.clone() for y in of_call] for of_call in outs])
+    group.synchronize()
+    return kept
 
-    def body(group: Any) -> list[torch.Tensor]:
-        rank = group.rank
-        x, weight = sets[0].x[rank].clone(), sets[0].weight[rank].clone()
-        options: dict[str, Any] = {"schedule": schedule, "group": group, "parts": {"M": parts}}
-        all_gather_matmul.prepare(x, weight, **options)
-        with place.capture(group) as graph:
-            outs = [all_gather_matmul(x, weight, **options) for _ in range(2)]
-        kept = []
-        for k in range(replays):
-            x.copy_(sets[k % 3].x[rank])
-            weight.copy_(sets[k % 3].weight[rank])
-            for out in outs:
-                out.fill_(POISON)
-            group.replay(graph)
-            settle(group)
-            kept.append(torch.stack(outs))
-        group.synchronize()
-        return kept
 
-    by_rank = place.world(world).run(body)
-    for k in range(replays):
-        for call in range(2):
-            verdict = sets[k % 3].judge([kept[k][call] for kept in by_rank])
+def judged_replays(
+    sets: Sequence[Operands], by_rank: Sequence[list[list[list[torch.Tensor]]]], **more: Any
+) -> dict[str, Any]:
+    """Returns the verdict on what `replayed` returned for each rank; `more`: for `judge`."""
+    _, *others = sets
+    for k, replay in enumerate(zip(*by_rank, strict=True)):
+        for call, results in enumerate(zip(*replay, strict=True)):
+            verdict = others[k % len(others)].judge(results, **more)
             if not verdict["ok"]:
-                found |= {"ok": False, "error": f"replay {k}, call {call} is wrong", "rel_rms": verdict["rel_rms"]}
-                return
-    found |= {"exact": True, "repeats": replays}
+                return verdict | {"error": f"replay {k}, call {call} is wrong"}
+    return {"exact": True, "repeats": len(by_rank[0])}

@@ -8,9 +8,11 @@ import torch
 
 from bench.gpu.place import Place
 from bench.gpu.report import Report
-from bench.gpu.right import SCHEDULES, Inputs
+from bench.gpu.right import SCHEDULES, operands
+from bench.operands import Operands
 from tilelink.analysis.draw import write_page
 from tilelink.frontend.sizes import even_parts
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
 WORLD = 2
 
@@ -18,7 +20,7 @@ WORLD = 2
 def timelines(place: Place, report: Report) -> None:
     """Makes one timed run of each schedule, after a first one that compiles. Checks results, and writes the page."""
     parts = even_parts(place.sizes["M"], WORLD)
-    inputs = Inputs(place, parts, "bfloat16", whole=True)
+    inputs = operands(place, all_gather_matmul, parts)
     for schedule in SCHEDULES:
         about = {"op": "all_gather_matmul", "dtype": "bfloat16", "world": WORLD, "schedule": schedule}
         with report.case("timeline of a timed run", **about) as found:
@@ -32,8 +34,8 @@ def timelines(place: Place, report: Report) -> None:
             found["makespan"] = round(timeline.makespan, 3)
 
 
-def _twice(inputs: Inputs, group: Any, schedule: str) -> torch.Tensor:
-    inputs.call(group, schedule, timed=True)
-    out = inputs.call(group, schedule, timed=True)
+def _twice(inputs: Operands, group: Any, schedule: str) -> list[torch.Tensor]:
+    inputs.call(all_gather_matmul, group, schedule=schedule, timed=True)
+    outs = inputs.call(all_gather_matmul, group, schedule=schedule, timed=True)
     group.synchronize()
-    return out
+    return outs

@@ -9,9 +9,11 @@ from typing import Any
 
 from bench.gpu.place import Place
 from bench.gpu.report import Report
-from bench.gpu.right import Inputs
+from bench.gpu.right import operands
+from bench.operands import Operands
 from tilelink.errors import NeverEnteredError, StuckError
 from tilelink.frontend.sizes import even_parts
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.cuda.group import CudaGroup
 from tilelink.runtime.cuda.script import KernelStep, Script, Step
 from tilelink.runtime.launch import Run
@@ -21,15 +23,15 @@ WORLD, SCHEDULE = 2, "push"
 
 def vain(place: Place, report: Report) -> None:
     """Checks a rank that never calls, a rank whose gather brings nothing, and a good call after each."""
-    cases: dict[str, tuple[type[StuckError], tuple[str, ...], Callable[[Inputs, Any], Any]]] = {
+    cases: dict[str, tuple[type[StuckError], tuple[str, ...], Callable[[Operands, Any], Any]]] = {
         "a rank never enters": (NeverEnteredError, ("rank 0", "rank 1", "all_gather_matmul run 1"), _absent),
         "a signal is withheld": (StuckError, ("role matmul", "tile", "waits for full[", "expected", "observed"), _mute),
     }
     for what, (error, names, broken) in cases.items():
         with report.case(f"wait in vain: {what}", op="all_gather_matmul", world=WORLD, schedule=SCHEDULE) as found:
-            inputs = Inputs(place, even_parts(place.sizes["M"], WORLD), "bfloat16", whole=True)
+            inputs = operands(place, all_gather_matmul, even_parts(place.sizes["M"], WORLD))
             ranks = place.world(WORLD)
-            good = inputs.judge(ranks.run(lambda group, i=inputs: i.call(group, SCHEDULE)))
+            good = inputs.judge(ranks.run(lambda group, i=inputs: i.call(all_gather_matmul, group, schedule=SCHEDULE)))
             assert good["ok"], f"the call before is wrong already: {good}"
             try:
                 ranks.run(broken(inputs, ranks))
@@ -42,24 +44,24 @@ def vain(place: Place, report: Report) -> None:
             else:
                 found |= {"ok": False, "error": "no error was raised"}
                 continue
-            after = inputs.judge(ranks.run(lambda group, i=inputs: i.call(group, SCHEDULE)))
+            after = inputs.judge(ranks.run(lambda group, i=inputs: i.call(all_gather_matmul, group, schedule=SCHEDULE)))
             if not after["ok"]:
                 found |= {"ok": False, "error": f"the call after the reset is wrong: {after}"}
 
 
-def _absent(inputs: Inputs, ranks: Any) -> Callable[[Any], Any]:
+def _absent(inputs: Operands, ranks: Any) -> Callable[[Any], Any]:
     def body(group: Any) -> Any:
-        return inputs.call(group, SCHEDULE) if group.rank == 0 else None
+        return inputs.call(all_gather_matmul, group, schedule=SCHEDULE) if group.rank == 0 else None
 
     return body
 
 
-def _mute(inputs: Inputs, ranks: Any) -> Callable[[Any], Any]:
+def _mute(inputs: Operands, ranks: Any) -> Callable[[Any], Any]:
     """Returns a body in which rank 1 calls without workers for its gather, so it brings nothing to any rank."""
 
     def body(group: Any) -> Any:
         with muted(group, "gather") if group.rank == 1 else nullcontext():
-            return inputs.call(group, SCHEDULE)
+            return inputs.call(all_gather_matmul, group, schedule=SCHEDULE)
 
     return body
 

@@ -10,7 +10,7 @@ import torch
 
 from bench.gpu import others
 from bench.gpu.place import gpu
-from bench.gpu.right import DRY_REPLAYS, POISON, REPLAYS, by_engine, compile_ahead, judged
+from bench.gpu.right import SETS, by_engine, compile_ahead, judged, judged_replays, replayed
 from bench.gpu.supervise import QUEUES
 from bench.node.ranks import Node, uneven
 from bench.node.report import NodeReport
@@ -26,7 +26,7 @@ CALLS = 2
 
 def operands(node: Node, program: Program, seed: int = 0) -> Operands:
     """Returns operands of whole numbers in bfloat16, in uneven parts, without optional inputs and with all outputs."""
-    return others.operands(node.place, program, uneven(node.place, node.world), seed)
+    return others.inputs(node.place, program, uneven(node.place, node.world), seed)
 
 
 def rendezvous(node: Node, report: NodeReport) -> None:
@@ -73,7 +73,7 @@ def prepare(name: str, schedule: str, world: int) -> None:
     """Compiles a case on the GPU of this rank, in parallel with other processes. All ranks use its kernel."""
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     place, program = gpu(), operators()[name]
-    given = others.operands(place, program, uneven(place, world))
+    given = others.inputs(place, program, uneven(place, world))
     place.world(world).run(lambda group: given.call(program.prepare, group, schedule=schedule))
 
 
@@ -94,27 +94,6 @@ def graphs(node: Node, report: NodeReport) -> None:
             if by_engine(schedule) and not node.place.probed.allows("engines_in_graphs"):
                 found |= {"ok": None, "error": node.place.probed.why_not("engines_in_graphs")}
             else:
-                found |= _replays(node, group, schedule)
-
-
-def _replays(node: Node, group: Any, schedule: str) -> dict[str, Any]:
-    sets = [operands(node, all_gather_matmul, seed) for seed in range(3)]
-    given = [{n: t[0] if isinstance(t, list) else t for n, t in s.ranks[node.rank].items()} for s in sets]
-    x, weight = (given[0][n].clone().to(node.place.place) for n in ("x", "weight"))
-    options: dict[str, Any] = {"schedule": schedule, "group": group, "parts": sets[0].said}
-    all_gather_matmul.prepare(x, weight, **options)
-    replays = REPLAYS if node.place.on_gpu else DRY_REPLAYS
-    with node.place.capture(group) as graph:
-        out = all_gather_matmul(x, weight, **options)
-    kept = []
-    for k in range(replays):
-        x.copy_(given[k % 3]["x"]), weight.copy_(given[k % 3]["weight"])
-        out.fill_(POISON)
-        group.replay(graph)
-        kept.append(out.clone())
-    group.synchronize()
-    for k, result in enumerate(kept):
-        right = sets[k % 3].right[node.rank][0]
-        if not torch.equal(result.cpu(), right.to(result.dtype)):
-            return {"ok": False, "error": f"replay {k} is wrong"}
-    return {"exact": True, "repeats": replays}
+                sets = [operands(node, all_gather_matmul, seed) for seed in range(SETS)]
+                kept = replayed(node.place, group, sets, schedule, calls=1)
+                found |= judged_replays(sets, [kept], rank=node.rank)

@@ -172,8 +172,8 @@ def test_figures_say_at_which_clocks(tmp_path: Path) -> None:
 
 
 def test_a_wrong_result_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = right.Inputs.call
-    monkeypatch.setattr(right.Inputs, "call", lambda self, group, schedule: real(self, group, schedule) + 1)
+    real = Operands.call
+    monkeypatch.setattr(Operands, "call", lambda *call, **more: [y + 1 for y in real(*call, **more)])
     found = reported(right.first, tmp_path, dry())
     assert [r["ok"] for r in found] == [False, False] and "call 0 of whole numbers is wrong" in found[0]["error"]
 

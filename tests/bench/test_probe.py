@@ -16,7 +16,6 @@ from triton.compiler import ASTSource
 from bench.gpu import card, forms, probe
 from bench.gpu.place import dry
 from bench.gpu.report import Report
-from bench.gpu.right import Inputs
 from bench.operands import Operands
 from bench.records import json_lines
 from tests.bench.card_model import CardModel
@@ -89,7 +88,7 @@ def test_a_probe_that_fails_takes_back_what_was_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("wrong", "us", "answer"), [
-    (None, 9.0, True), (None, 11.0, False), (Inputs, 9.0, False), (Operands, 9.0, False),
+    (None, 9.0, True), (None, 11.0, False), (Operands, 9.0, False),
 ])  # fmt: skip
 def test_both_forms_are_asked_for_results_and_times(
     wrong: Any, us: float, answer: bool, monkeypatch: pytest.MonkeyPatch
