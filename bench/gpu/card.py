@@ -93,12 +93,12 @@ class Card:
 
     def meet(self, stream: Any, workers: int, *, row: int, word: int = 0, need: int = 1, gives: int = 0) -> None:
         """Launches workers that wait together."""
-        launch = self._meet.launcher(workers)
+        launch = self._meet.compiled[workers, 1, 1]
         launch(self._words[word:], gives, need, self._seen[row], LIMIT, stream=stream.cuda_stream)
 
     def count(self, stream: Any, word: int) -> None:
         """Launches a kernel that adds 1 to a word."""
-        self._count.launcher(1)(self._words[word:], stream=stream.cuda_stream)
+        self._count.compiled[1, 1, 1](self._words[word:], stream=stream.cuda_stream)
 
     def copy(self, stream: Any) -> None:
         """Enqueues a copy inside the device."""
@@ -159,6 +159,6 @@ class Card:
             kernel = load(spill, {"x": x, "out": out, "COLS": LONG}, driver(), num_warps=1)
 
         def launch(stream: Any) -> None:
-            kernel.launcher(1)(x, out, LONG, stream=stream.cuda_stream)
+            kernel.compiled[1, 1, 1](x, out, LONG, stream=stream.cuda_stream)
 
         return launch

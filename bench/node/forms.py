@@ -11,14 +11,10 @@ import torch
 import torch.distributed as dist
 
 from bench.node.report import UNFUSED
+from tilelink.ops.collectives import all_gather, reduce_scatter
 
 CHUNKS = 4
 Form = Callable[[], torch.Tensor]
-
-
-gather: Callable[..., object] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-scatter: Callable[..., object] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""The collectives by their names since torch 2.13, or by their names until 2.12."""
 
 
 @dataclass
@@ -49,7 +45,7 @@ class Layer:
 
     def _gathered(self) -> torch.Tensor:
         full = self.x.new_empty(self.world * len(self.x), self.x.shape[1])
-        gather(full, self.x)
+        all_gather(full, self.x)
         return full @ self.weight
 
     def _gathered_by_chunks(self) -> torch.Tensor:
@@ -59,7 +55,7 @@ class Layer:
         out = self.x.new_empty(CHUNKS, self.world * rows, cols)
         gathered = self.x.new_empty(CHUNKS, self.world * rows, self.x.shape[1])
         arrived = self._on_the_other_stream(
-            lambda k: gather(gathered[k], self.x[k * rows : (k + 1) * rows])
+            lambda k: all_gather(gathered[k], self.x[k * rows : (k + 1) * rows])
         )
         for k in range(CHUNKS):
             arrived(k)
@@ -80,7 +76,7 @@ class Layer:
 
     def _sum_of(self, partial: torch.Tensor) -> torch.Tensor:
         out = partial.new_empty(len(partial) // self.world, partial.shape[1])
-        scatter(out, partial)
+        reduce_scatter(out, partial)
         return out
 
     def _scattered_by_chunks(self) -> torch.Tensor:
@@ -92,7 +88,7 @@ class Layer:
         out = self.x.new_empty(CHUNKS * rows, cols)
         for k in range(CHUNKS):
             torch.bmm(chunks[k], weight, out=partial[k])
-            self._after(bound(scatter, out[k * rows : (k + 1) * rows], partial[k].flatten(0, 1)))
+            self._after(bound(reduce_scatter, out[k * rows : (k + 1) * rows], partial[k].flatten(0, 1)))
         self._join()
         return out
 

@@ -14,12 +14,13 @@ import torch.distributed as dist
 
 from bench.check import LIMITS, relative_rms
 from bench.gpu.place import FLUSHED, flush
-from bench.node.forms import Form, Layer, gather
+from bench.node.forms import Form, Layer
 from bench.node.ranks import Node
 from bench.node.report import FUSED, TIMES, UNFUSED, NodeReport
 from bench.node.right import schedules
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
+from tilelink.ops.collectives import all_gather
 from tilelink.runtime.cuda.clock import timed_once
 
 WARM_UP, REPEATS = 3, 20
@@ -121,7 +122,7 @@ def _right(x: torch.Tensor, weight: torch.Tensor, gathers: bool) -> torch.Tensor
     world, rank = dist.get_world_size(), dist.get_rank()
     if gathers:
         full = x.new_empty(world * len(x), x.shape[1])
-        gather(full, x)
+        all_gather(full, x)
         return full.float() @ weight.float()
     total = x.float() @ weight.float()
     dist.all_reduce(total)

@@ -86,7 +86,7 @@ WRONG = [
             'out: tk.Sharded("M", "K")': 'out: tk.Sharded("M", "K"), partial: tk.Local("M", "K")',
             '    partial = tk.local("M", "K")\n': "", LAUNCH: f"{LAUNCH}  # <-",
         },
-        'send has own="stored", and partial is an output, all of which has to be written',
+        'send has own="stored", and every element of the output partial must be written',
     ),
     Case(
         "waits for what its own rank makes",

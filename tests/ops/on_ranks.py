@@ -95,12 +95,12 @@ def twice(group: dist.ProcessGroup, calls: Sequence[Call], backend: str) -> tupl
 
 def by_old_names(group: dist.ProcessGroup, calls: Calls) -> list[str]:
     """As `wrong`, with the names that torch 2.11 has for collectives."""
-    now = collectives._all_gather, collectives._reduce_scatter
-    collectives._all_gather, collectives._reduce_scatter = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
+    now = collectives.all_gather, collectives.reduce_scatter
+    collectives.all_gather, collectives.reduce_scatter = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
     try:
         return wrong(group, calls, "torch")
     finally:
-        collectives._all_gather, collectives._reduce_scatter = now
+        collectives.all_gather, collectives.reduce_scatter = now
 
 
 def in_several_groups(calls: Sequence[Call]) -> list[str]:

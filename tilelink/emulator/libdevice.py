@@ -29,7 +29,7 @@ _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {name: getattr(torch, name)
     "exp10": lambda x: torch.pow(10.0, x),
     "normcdf": torch.special.ndtr,
 }
-"""By the name of a symbol, without what says whose it is and of which dtype."""
+"""torch's functions, by the name of a libdevice symbol without its prefix and dtype suffix."""
 
 
 def create_extern_elementwise(

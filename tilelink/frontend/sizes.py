@@ -189,7 +189,7 @@ def _lengths(dim: str, given: Any, cut: bool, world: int, site: Site) -> tuple[i
 
 
 def spread(program: TileProgram) -> set[str]:
-    """The dimensions of which a call can give each rank a part of its own length."""
+    """The dimensions along which the parts of ranks may have different lengths."""
     of_tensors = {t.dims[t.sharded] for t in (*program.inputs, *program.outputs) if t.sharded is not None}
     return of_tensors.union(*(route.sides for route in program.routes))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from types import FunctionType
 from typing import Any, NoReturn
@@ -17,6 +17,13 @@ from tilelink.language.words import steps
 
 WORDS = "tilelink.language.words"
 """The module of the words of tile functions."""
+
+
+def meant(node: ast.expr, scope: Mapping[str, Any]) -> Any:
+    """The object that a name or an attribute stands for outside of a function; None for other expressions."""
+    if isinstance(node, ast.Attribute):
+        return getattr(meant(node.value, scope), node.attr, None)
+    return scope.get(node.id) if isinstance(node, ast.Name) else None
 
 
 class TileFunction:
@@ -110,26 +117,20 @@ class TileFunction:
     def calls(self) -> tuple[tuple[ast.Call, TileFunction], ...]:
         """Its calls of tile functions, and the functions."""
         calls = (n for n in ast.walk(self.node) if isinstance(n, ast.Call))
-        return tuple((n, f) for n in calls if isinstance(f := self._meant(n.func), TileFunction))
+        return tuple((n, f) for n in calls if isinstance(f := meant(n.func, self.names()), TileFunction))
 
     @cached_property
     def takes_step(self) -> bool:
         """Whether a loop of it, or of a tile function that it calls, takes its step from the schedule."""
         calls = (n for n in ast.walk(self.node) if isinstance(n, ast.Call) and all(k.arg != "by" for k in n.keywords))
-        own = any(self._meant(n.func) is steps for n in calls)
+        own = any(meant(n.func, self.names()) is steps for n in calls)
         return own or any(f.takes_step for _, f in self.calls if f.function is not self.function)
-
-    def _meant(self, node: ast.expr) -> Any:
-        """The object that a name or attribute stands for outside of the function; None for other expressions."""
-        if isinstance(node, ast.Attribute):
-            return getattr(self._meant(node.value), node.attr, None)
-        return self.names().get(node.id) if isinstance(node, ast.Name) else None
 
     def _written_by(self, node: ast.Call) -> ast.expr | None:
         """The expression that a call writes to: the view of a `store`, or the argument `target` of a word."""
         if isinstance(node.func, ast.Attribute) and node.func.attr == "store":
             return node.func.value
-        word = self._meant(node.func)
+        word = meant(node.func, self.names())
         if getattr(word, "__module__", None) != WORDS:
             return None
         given = dict(zip(inspect.signature(word).parameters, node.args, strict=False))

@@ -22,8 +22,9 @@ from tilelink.runtime.process_group import ProcessGroup
 # Functions of torch.distributed.nn.functional have the default group as a default argument, and torch imports that
 # module in the first call of an operator. If a group exists by then, the defaults keep it alive beyond its end, and a
 # thread of gloo that frees a tensor late aborts the process. Most programs import this module before they make a group.
-_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""The collectives of one tensor."""
 
 Later = Callable[[], torch.Tensor]
 """A result that is being computed: calling it waits."""
@@ -50,7 +51,7 @@ class Members:
         full = rows.new_empty(self.world * longest, rows.shape[1])
         if not full.numel():
             return lambda: full[: sum(lengths)]
-        work = _all_gather(full, _padded(rows, longest).contiguous(), group=self.group, async_op=True)
+        work = all_gather(full, _padded(rows, longest).contiguous(), group=self.group, async_op=True)
 
         def done() -> torch.Tensor:
             work.wait()
@@ -69,7 +70,7 @@ class Members:
             return lambda: mine[: lengths[self.rank]]
         if not _even(lengths):
             x = torch.cat([_padded(part, longest) for part in x.split(list(lengths))])
-        work = _reduce_scatter(mine, x.contiguous(), group=self.group, async_op=True)
+        work = reduce_scatter(mine, x.contiguous(), group=self.group, async_op=True)
 
         def done() -> torch.Tensor:
             work.wait()

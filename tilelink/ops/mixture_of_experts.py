@@ -91,7 +91,7 @@ def dispatch_linear(
     rows: torch.Tensor
     with no_autocast(x):
         if is_once(plan):
-            rows, _ = dispatch_linear_once(x=_tokens(x, routing), weight=weight, kept=keep, **_met(routing, plan))
+            rows, _ = dispatch_linear_once(x=_tokens(x, routing), weight=weight, keep=keep, **_met(routing, plan))
         else:
             rows, _ = made_of.dispatch_linear(
                 x=_tokens(x, routing), weight=weight, counts=routing.counts, order=routing.order, place=routing.place,

@@ -58,7 +58,7 @@ class OfTokens(OfExperts):
     def parts_of_call(self) -> dict[str, Any]:
         return self.parts(tokens=self.tokens, sent=self.sent, routed=len(self.token))
 
-    def keep(self, ctx: Any, *more: torch.Tensor) -> None:
+    def keep_for_gradients(self, ctx: Any, *more: torch.Tensor) -> None:
         ctx.call, ctx.sent = self.options, self.sent
         ctx.save_for_backward(self.weight, self.counts, self.token, self.at, self.wanted, *more)
 
@@ -72,7 +72,7 @@ def where_rows_are(ctx: Any, saved: Any) -> dict[str, Any]:
 @dataclass
 class DispatchLinearOnce(OfTokens):
     """Sends tokens once to each rank that has experts of theirs; each expert multiplies its rows. Returns (room, N),
-    padding behind the rows; and the rows themselves, (room, K), if `kept`, else an empty tensor."""
+    padding behind the rows; and the rows themselves, (room, K), if `keep`, else an empty tensor."""
 
     name = "dispatch_linear_once"
     results = "(Tensor, Tensor)"
@@ -85,7 +85,7 @@ class DispatchLinearOnce(OfTokens):
     at: torch.Tensor
     wanted: torch.Tensor | None
     sent: int
-    kept: bool
+    keep: bool
     group_name: str
     plan: str | None
 
@@ -93,16 +93,16 @@ class DispatchLinearOnce(OfTokens):
         x, weight, room = self.x, self.weight, len(self.token)
         if not isinstance(path, Programs):
             rows = routed.fanned_out(path, x, self.token, self.counts, self.sent)
-            return routed.multiplied(path, rows, weight, self.counts), self.or_nothing(rows if self.kept else None)
+            return routed.multiplied(path, rows, weight, self.counts), self.or_nothing(rows if self.keep else None)
         out = path.empty(x, (room, weight.shape[1]))
-        gathered = path.empty(x, (room, x.shape[1])) if self.kept else None
+        gathered = path.empty(x, (room, x.shape[1])) if self.keep else None
         given = {"wanted": self.wanted, "gathered": gathered, "parts": self.parts_of_call()}
         path.call(x, weight.mT, self.counts, self.token, out=out, **given)
         return out, self.or_nothing(gathered)
 
     def setup(self, ctx: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
-        self.keep(ctx, output[1])
+        self.keep_for_gradients(ctx, output[1])
 
     @staticmethod
     def backward(ctx: Any, saved: Any, *grads: Any) -> Mapping[str, Any]:
@@ -147,7 +147,7 @@ class LinearCombineOnce(OfTokens):
         return out
 
     def setup(self, ctx: Any, output: torch.Tensor) -> None:
-        self.keep(ctx, self.x, self.or_nothing(self.weights))
+        self.keep_for_gradients(ctx, self.x, self.or_nothing(self.weights))
 
     @staticmethod
     def backward(ctx: Any, saved: Any, *grads: Any) -> Mapping[str, Any]:
@@ -155,7 +155,7 @@ class LinearCombineOnce(OfTokens):
         the product: both are on this rank, so no row has to come back."""
         (weight, counts, _, at, _, x, weights), keep = saved, bool(ctx.needs_input_grad[1])
         back, rows = dispatch_linear_once(
-            x=grads[0].contiguous(), weight=weight.mT, kept=keep, **where_rows_are(ctx, saved)
+            x=grads[0].contiguous(), weight=weight.mT, keep=keep, **where_rows_are(ctx, saved)
         )  # fmt: skip
         of_choices = weights if weights.numel() else torch.ones_like(at, dtype=torch.float32)
         scale = routed.at_rows(of_choices, at, len(x), 0)

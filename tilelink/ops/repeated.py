@@ -56,7 +56,7 @@ class Repeat:
 
 
 class Watch(TorchDispatchMode):
-    """Inside, what torch and programs do is written down. `tensors`: those of the operator."""
+    """A context that records torch's operations and calls of programs. `tensors`: those of the operator."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Watch(TorchDispatchMode):
 
     @contextmanager
     def looking_away(self) -> Iterator[None]:
-        """Inside, what torch does counts for nothing."""
+        """A context in which torch's operations are not recorded."""
         before = self.computed, list(self.made)
         yield
         self.computed, self.made = before

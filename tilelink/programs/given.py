@@ -36,7 +36,7 @@ class Call(NamedTuple):
 
     @classmethod
     def of(cls, program: Program, tensors: tuple[Any, ...], schedule: Any, options: Mapping[str, Any]) -> Call:
-        """The call with these options, of which some are tensors."""
+        """The call with these options, some of which are tensors."""
         if not options:  # quickest first: every call comes here
             return cls(program, tensors, options, schedule)
         named = dict(options)

@@ -25,7 +25,7 @@ def ring(blocks, shape: tl.constexpr, num_stages: tl.constexpr):
 
 @gluon.jit
 def barriers(number: tl.constexpr, arrivals: tl.constexpr = 1):
-    """Barriers, each of which counts so many arrivals."""
+    """Barriers, each complete after so many `arrivals`."""
     made = tl.allocate_shared_memory(tl.int64, [number, 1], mbarrier.MBarrierLayout())
     for k in tl.static_range(number):
         mbarrier.init(made.index(k), count=arrivals)

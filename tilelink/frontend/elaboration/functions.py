@@ -15,6 +15,7 @@ import triton.language as tl
 from tilelink.errors import shown
 from tilelink.frontend.expressions import Boolean, Expr
 from tilelink.frontend.values import ELEMENTWISE, Block
+from tilelink.language.tile_functions import meant
 
 _NOT_COMPILED: dict[type[ast.AST], tuple[str, str]] = {
     ast.Break: ("a break", "no loop ends early; let later steps change nothing, by an `if` around the rest of it"),
@@ -53,12 +54,12 @@ def _moves(f: triton.runtime.JITFunction, node: ast.AST) -> bool:
     """Whether an index, or a word of Triton or of its blocks, may bring numbers to other places."""
     if isinstance(node, ast.Subscript):
         return True
-    meant = _meant(node, {**f.fn.__globals__, **inspect.getclosurevars(f.fn).nonlocals}) if _named(node) else None
-    if isinstance(meant, triton.runtime.JITFunction) and not meant.__module__.startswith("triton."):
+    called = meant(node, {**f.fn.__globals__, **inspect.getclosurevars(f.fn).nonlocals}) if _named(node) else None
+    if isinstance(called, triton.runtime.JITFunction) and not called.__module__.startswith("triton."):
         return False
-    word = node.attr if isinstance(node, ast.Attribute) else getattr(meant, "__name__", "")
-    constant = meant is None and not isinstance(node, ast.Attribute)
-    return not (constant or isinstance(meant, tl.dtype | tl.constexpr | ModuleType) or word in _BY_ELEMENT)
+    word = node.attr if isinstance(node, ast.Attribute) else getattr(called, "__name__", "")
+    constant = called is None and not isinstance(node, ast.Attribute)
+    return not (constant or isinstance(called, tl.dtype | tl.constexpr | ModuleType) or word in _BY_ELEMENT)
 
 
 def _named(node: ast.AST) -> TypeGuard[ast.Name | ast.Attribute]:
@@ -122,15 +123,8 @@ def _calls_of(f: triton.runtime.JITFunction, *called: Any) -> Iterator[str]:
     """A text for each call of one of these functions of Triton."""
     scope = {**f.fn.__globals__, **inspect.getclosurevars(f.fn).nonlocals}
     for call in (n for n in _everything(_definition(f)) if isinstance(n, ast.Call)):
-        if _meant(call.func, scope) in called:
+        if meant(call.func, scope) in called:
             yield f"{f.fn.__name__} calls {ast.unparse(call.func)} ({_line(f, call)})"
-
-
-def _meant(node: ast.expr, scope: Mapping[str, Any]) -> Any:
-    """The object that a name or an attribute stands for outside of a function; None for other expressions."""
-    if isinstance(node, ast.Attribute):
-        return getattr(_meant(node.value, scope), node.attr, None)
-    return scope.get(node.id) if isinstance(node, ast.Name) else None
 
 
 def _of_globals(f: triton.runtime.JITFunction) -> Iterator[str]:

@@ -71,7 +71,7 @@ def _check(role: ir.Role, producer: ir.Role, folded: ir.Role, program: ir.TilePr
     for view in folded.awaited:
         kind = program.tensor(view.tensor).kind
         if kind != "buffer":
-            raise refused(role, f"{view.tensor} is an {kind}, all of which has to be written")
+            raise refused(role, f"every element of the {kind} {view.tensor} must be written")
         for other in (r for r in program.roles if r.name not in (role.name, producer.name)):
             if view.tensor in {v.tensor for v in other.touched}:
                 raise refused(role, f"{other.name} needs {view.tensor}, too, which would lack what stays on a rank")

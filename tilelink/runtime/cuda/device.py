@@ -158,12 +158,6 @@ class Kernel:
             return self.directly(self.compiled, workers, values, places)
         return through_triton(self.compiled, workers, values, places)
 
-    def launcher(self, workers: int) -> Callable[..., None]:
-        """Triton's function `launch(*values, stream=handle)` for a number of workers. A pointer's value is a tensor, or
-        an address, which is not checked."""
-        launch: Callable[..., None] = self.compiled[workers, 1, 1]
-        return launch
-
     def check_resident(self, workers: int, sms: int, site: Site) -> None:
         """Raises ResidencyError if not all workers fit on `sms` SMs at a time, since they wait for each other."""
         most = self.workers_per_sm * sms

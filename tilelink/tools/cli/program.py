@@ -35,7 +35,7 @@ class Dtypes(dict[str, str]):
 
 
 MOST_SMS = 16
-"""The most SMs of a role on a device that has few: a rank that is executed on a CPU."""
+"""The most SMs of a role when a CPU executes the ranks."""
 
 
 @dataclass(frozen=True)

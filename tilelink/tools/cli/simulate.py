@@ -25,7 +25,7 @@ Axis = tuple[str, tuple[str, ...]]
 Point = dict[str, str]
 FLAGS = ("machine", "world", "schedule")
 MOST_LINKS = 16
-"""Of a critical path, so many links at either end are printed."""
+"""The number of links that are printed at each end of a critical path."""
 TIMES = ("makespan_us", "bound_us", "unfused_us")
 
 
