@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilelink.errors import ScheduleError, Site, TileSizeError
-from tilelink.frontend.ir import Role, TileProgram, walk
+from tilelink.frontend.ir import For, Role, TileProgram, every, walk
 from tilelink.frontend.kept import kept
 from tilelink.frontend.schedule import Schedule, smallest_tile
 from tilelink.frontend.sizes import check_names, even_parts, least_step, stepped
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 IN_REGISTERS = 64, 32
 """The largest extent of a tile, and the longest step of its loop, for exact float32 products. No GPU has matrix
 instructions for these, and threads keep the operands of a whole step in registers (8 warps, sm_90, *compiled*: a tile
-128x256 with steps of 64 spills 26 KB of each thread, this one at most 1.3 KB in any program of the library)."""
+128x256 with steps of 64 spills 26 KB of each thread, this one at most 248 bytes in any program of the library)."""
 Tile = tuple[str, int]
 """A dimension, and the smallest tile that holds it."""
 
@@ -37,19 +37,25 @@ def fitted(schedule: Schedule, bound: TileProgram, world: int, sizes: Mapping[st
 
 
 def in_registers(schedule: Schedule, bound: TileProgram) -> Schedule:
-    """The schedule for a GPU: roles of exact float32 products have tiles no larger than `IN_REGISTERS`."""
-    space, step = IN_REGISTERS
-    for role in (role for role in bound.roles if _exact_products(bound, role)):
-        of_space = len(role.walk.ranges)
+    """The schedule for a GPU: roles of exact float32 products have tiles no larger than `IN_REGISTERS`, and half the
+    step if a step has several products."""
+    for role in bound.roles:
+        products, of_space = _exact_products(bound, role), len(role.walk.ranges)
+        if not products:
+            continue
+        space, step = IN_REGISTERS if products == 1 else (IN_REGISTERS[0], IN_REGISTERS[1] // 2)
         tile = tuple(t and min(t, space if k < of_space else step) for k, t in enumerate(role.resource.tile))
         schedule = schedule.with_fields(**{role.scheduled: {"tile": tile}})
     return schedule
 
 
-def _exact_products(program: TileProgram, role: Role) -> bool:
-    """Whether a role multiplies float32 without rounding it to a shorter format."""
-    dots = (code for s in walk(role.body) for code in s.codes if code.dots and "ieee" in code.text)
-    return any({program.tensor(load.view.tensor).dtype for load in code.loads} == {"float32"} for code in dots)
+def _exact_products(program: TileProgram, role: Role) -> int:
+    """The number of products in a step of a role that multiplies float32 without rounding it to a shorter format."""
+    dots = [code for s in walk(role.body) for code in s.codes if code.dots and "ieee" in code.text]
+    if not any({program.tensor(load.view.tensor).dtype for load in code.loads} == {"float32"} for code in dots):
+        return 0
+    loops = [sum(code in dots for s in walk(loop.body) for code in s.codes) for loop in every(For, role.body)]
+    return max(1, *loops)
 
 
 @kept()
