@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -76,7 +76,8 @@ def plan(
     UsageError, WorldError, DtypeError, and errors of shapes."""
     cases = []
     for op, world, dtype, given in product(ops, worlds, dtypes, shapes):
-        _check_known(op, dtype)
+        check_known(op, OPERATORS)
+        check_dtype(dtype)
         layers = OPERATORS[op].layers
         if isinstance(given, str) and given not in layers:
             continue
@@ -91,10 +92,10 @@ def plan(
     return cases
 
 
-def _check_known(op: str, dtype: str) -> None:
-    if op not in OPERATORS:
-        raise UsageError(f"there is no operator {op} to measure; there is {', '.join(OPERATORS)}")
-    check_dtype(dtype)
+def check_known(op: str, known: Collection[str]) -> None:
+    """Raises UsageError for an operator that is not `known`."""
+    if op not in known:
+        raise UsageError(f"there is no operator {op} to measure; there is {', '.join(known)}")
 
 
 def check_dtype(dtype: str) -> None:

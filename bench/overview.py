@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from bench.cases import check_dtype
+from bench.cases import check_dtype, check_known
 from bench.lanes import small
 from bench.operands import Operands
 from bench.records import Record
@@ -29,7 +29,6 @@ from tilelink.plans.names import sizes_of
 from tilelink.plans.unfused import unfused
 from tilelink.programs.program import Program
 from tilelink.runtime.cpu.world import CpuWorld
-from tilelink.tools.cli.command import UsageError
 from tilelink.tools.cli.program import shape_text
 from tilelink.tools.cli.simulate import write_timeline
 
@@ -154,8 +153,7 @@ def jobs(ops: Sequence[str] | None, worlds: Sequence[int], dtypes: Sequence[str]
     WorldError and DtypeError."""
     known = operators()
     for op in ops or ():
-        if op not in known:
-            raise UsageError(f"there is no operator {op} to measure; there is {', '.join(known)}")
+        check_known(op, known)
     for dtype in dtypes:
         check_dtype(dtype)
     for world in worlds:
