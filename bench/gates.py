@@ -25,6 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from bench.operands import takes_lists
 from tilelink.backend.gluon import takes
 from tilelink.backend.lower import Lowered
 from tilelink.backend.targets import FORMS
@@ -34,7 +35,6 @@ from tilelink.inspect.compile import Compiled, CompileError, each_compiled, stan
 from tilelink.inspect.gates import Verdict, expectations, judge
 from tilelink.inspect.machine_code import KernelCode, inspected
 from tilelink.kernels import operators
-from tilelink.language import Each
 from tilelink.programs import fitting
 from tilelink.programs.program import Program
 
@@ -103,8 +103,7 @@ def programs() -> Iterator[tuple[Program, str]]:
         module = importlib.import_module(path.stem)
         found |= {n: p for n, p in vars(module).items() if isinstance(p, Program) and p.file == str(path)}
     for program in found.values():
-        lists = any(isinstance(p, Each) for p in program.declared.values())
-        for variant in (program, program.of(2)) if lists else (program,):
+        for variant in (program, program.of(2)) if takes_lists(program) else (program,):
             yield from ((variant, schedule) for schedule in program.schedules_without(program.optional))
 
 

@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from bench.cases import check_dtype, check_known
-from bench.lanes import small
-from bench.operands import Operands
+from bench.operands import Operands, takes_lists
 from bench.records import Record
 from bench.table import aligned, wrapped
 from bench.validation.averages import SHAPES
@@ -23,7 +22,6 @@ from tilelink.analysis.simulate import FUSED, UNFUSED, Prediction
 from tilelink.errors import TileLinkError
 from tilelink.frontend.sizes import check_world
 from tilelink.kernels import operators
-from tilelink.language import Each
 from tilelink.plans import plans
 from tilelink.plans.names import sizes_of
 from tilelink.plans.unfused import unfused
@@ -63,7 +61,7 @@ class Check:
         program, sizes = self._program, self._sizes
         rows, dtype = sizes.pop("M"), getattr(torch, self.dtype)
         operands = Operands(program, rows, sizes, torch.device("cpu"), dtype=dtype, whole=False)
-        schedule = operands.fitted(small(program.schedules[self.schedule], TILE, 2))
+        schedule = operands.fitted(program.schedules[self.schedule].small(TILE, 2))
         world = CpuWorld(self.world, sms=WORKERS)
         found = operands.judge(world.run(lambda group: operands.call(program, group, schedule=schedule)))
         return {"ok": found["ok"], "rel_rms": found["rel_rms"], "limit": found["limit"], "error": None}
@@ -74,9 +72,8 @@ class Check:
 
     @property
     def _sizes(self) -> dict[str, Any]:
-        lists = any(isinstance(p, Each) for p in self._program.declared.values())
         rows = tuple(ROWS[rank % len(ROWS)] for rank in range(self.world))
-        return {"M": rows, "N": LIST if lists else N, "K": K}
+        return {"M": rows, "N": LIST if takes_lists(self._program) else N, "K": K}
 
     def _record(self, **found: Any) -> Record:
         return {
