@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import torch
 
 from bench.cases import check_dtype, check_known
+from bench.gpu.place import GEMMS
 from bench.operands import Operands, takes_lists
 from bench.records import Record
 from bench.table import aligned, wrapped
-from bench.validation.averages import SHAPES
 from tilelink.analysis.machine import machine
 from tilelink.analysis.simulate import FUSED, UNFUSED, Prediction
 from tilelink.errors import TileLinkError
@@ -167,7 +167,7 @@ def layers(out: Path) -> list[Layer]:
             Layer(f"MLP-{number} up", "all_gather_linear", i // WORLD, h, out),
             Layer(f"MLP-{number} down", "linear_reduce_scatter", h, i // WORLD, out),
         )
-        for number, (h, i) in enumerate(SHAPES, 1)
+        for number, (h, i) in enumerate(GEMMS.values(), 1)
     ]
     return [layer for of_one in both for layer in of_one]
 
