@@ -9,9 +9,10 @@ from math import prod
 from pathlib import Path
 
 from bench.check import LIMITS
-from bench.operators import OPERATORS, Form, Shape, Step
+from bench.operators import OPERATORS, Form, Shape, Step, cut_dims
 from tilelink.errors import DtypeError
 from tilelink.frontend.sizes import check_world
+from tilelink.language import own_dims
 from tilelink.tools.cli.command import UsageError
 from tilelink.tools.cli.program import shape_text
 
@@ -105,11 +106,12 @@ def check_dtype(dtype: str) -> None:
 
 
 def _check(op: str, shape: Shape, world: int) -> None:
-    dims, cut, own = OPERATORS[op].dims, OPERATORS[op].cut, OPERATORS[op].own
+    dims, program = OPERATORS[op].dims, OPERATORS[op].program
+    cut = cut_dims(program)
     if set(shape) != set(dims):
         raise UsageError(f"{op} has the dimensions {', '.join(dims)}, not {', '.join(shape)}")
     for d, n in shape.items():
-        if not isinstance(n, int) and d not in (*cut, *own):
+        if not isinstance(n, int) and d not in cut | own_dims(program.declared):
             raise UsageError(f"{op} does not cut {d} over the ranks, but {', '.join(cut)}: {d} has one size")
     if not all(n > 0 if isinstance(n, int) else sum(n) > 0 for n in shape.values()):
         raise UsageError(f"{shape_text(shape)} is empty: there is nothing to measure")
