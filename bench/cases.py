@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
 
 from bench.check import LIMITS
-from bench.operators import OPERATORS, Form, Shape, Step
+from bench.operators import OPERATORS, Form, Shape, Step, cut_dims
 from tilelink.errors import DtypeError
 from tilelink.frontend.sizes import check_world
+from tilelink.language import own_dims
 from tilelink.tools.cli.command import UsageError
 from tilelink.tools.cli.program import shape_text
 
@@ -76,7 +77,8 @@ def plan(
     UsageError, WorldError, DtypeError, and errors of shapes."""
     cases = []
     for op, world, dtype, given in product(ops, worlds, dtypes, shapes):
-        _check_known(op, dtype)
+        check_known(op, OPERATORS)
+        check_dtype(dtype)
         layers = OPERATORS[op].layers
         if isinstance(given, str) and given not in layers:
             continue
@@ -91,10 +93,10 @@ def plan(
     return cases
 
 
-def _check_known(op: str, dtype: str) -> None:
-    if op not in OPERATORS:
-        raise UsageError(f"there is no operator {op} to measure; there is {', '.join(OPERATORS)}")
-    check_dtype(dtype)
+def check_known(op: str, known: Collection[str]) -> None:
+    """Raises UsageError for an operator that is not `known`."""
+    if op not in known:
+        raise UsageError(f"there is no operator {op} to measure; there is {', '.join(known)}")
 
 
 def check_dtype(dtype: str) -> None:
@@ -104,11 +106,12 @@ def check_dtype(dtype: str) -> None:
 
 
 def _check(op: str, shape: Shape, world: int) -> None:
-    dims, cut, own = OPERATORS[op].dims, OPERATORS[op].cut, OPERATORS[op].own
+    dims, program = OPERATORS[op].dims, OPERATORS[op].program
+    cut = cut_dims(program)
     if set(shape) != set(dims):
         raise UsageError(f"{op} has the dimensions {', '.join(dims)}, not {', '.join(shape)}")
     for d, n in shape.items():
-        if not isinstance(n, int) and d not in (*cut, *own):
+        if not isinstance(n, int) and d not in cut | own_dims(program.declared):
             raise UsageError(f"{op} does not cut {d} over the ranks, but {', '.join(cut)}: {d} has one size")
     if not all(n > 0 if isinstance(n, int) else sum(n) > 0 for n in shape.values()):
         raise UsageError(f"{shape_text(shape)} is empty: there is nothing to measure")

@@ -12,15 +12,14 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from bench import progress
 from bench.gates import forms, told_rows
+from bench.processes import finished
 from bench.records import Record, json_lines
 from tilelink.frontend.ir import RANKS_DIM
 from tilelink.programs.program import Program
@@ -134,16 +133,6 @@ def explored(case: Case) -> Explored:
     )  # fmt: skip
 
 
-def explore_all(asked: Sequence[Case], jobs: int) -> Iterator[Explored]:
-    """Runs cases in `jobs` processes (one job: in this process), and yields each result as soon as it is there."""
-    if jobs == 1:
-        yield from map(explored, asked)
-        return
-    with ProcessPoolExecutor(jobs, get_context("spawn"), progress.begin, (progress.began(),)) as pool:
-        for done in as_completed([pool.submit(explored, case) for case in asked]):
-            yield done.result()
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.explore", description=(__doc__ or "").split("\n\n")[0])
     for backend, count in BACKENDS.items():
@@ -157,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     progress.say(f"{len(asked)} cases, {sum(c.seeds for c in asked)} schedules")
     done: dict[Case, Explored] = {}
     lines, order = recorded(args.out), [c.key for c in cases(BACKENDS)]
-    for e in explore_all(asked, args.jobs):
+    for _, e in finished(explored, asked, args.jobs):
         done[e.case] = e
         lines[e.case.key] = e.record()
         c, runs = e.case, sum(d.schedules_run for d in done.values())

@@ -16,13 +16,16 @@ import importlib
 import inspect
 import json
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from bench.operands import takes_lists
 from tilelink.backend.gluon import takes
 from tilelink.backend.lower import Lowered
 from tilelink.backend.targets import FORMS
@@ -32,7 +35,6 @@ from tilelink.inspect.compile import Compiled, CompileError, each_compiled, stan
 from tilelink.inspect.gates import Verdict, expectations, judge
 from tilelink.inspect.machine_code import KernelCode, inspected
 from tilelink.kernels import operators
-from tilelink.language import Each
 from tilelink.programs import fitting
 from tilelink.programs.program import Program
 
@@ -52,110 +54,8 @@ SLACK = {
     "registers": 1.1, "shared_bytes": 1.0, "spill_bytes": 1.0, "instructions": 1.1, "step": 1.1, "async_copies": 1.0,
 }  # fmt: skip
 """The factor by which each figure may exceed the record."""
-BUDGET = {"step": 80, "async_copies": 0, "spill_bytes": 0}
-BUDGETS = {"sm_90": BUDGET, **{f"sm_{n}+warps": {**BUDGET, "step": 60} for n in (90, 100)}}
-"""The most of each figure that an operator should need, by target."""
-PUSHED = "push", "pull"
-BACKWARD = "push", "pull", "fused", "engine"
-SPECIALISED_EXPERTS = (
-    (("all_gather_grouped_matmul", "all_gather_grouped_matmul[wanted]"), ("push", "pull", "by_rank")),
-    (("all_gather_grouped_matmul",), ("engine",)),
-    (("dispatch_matmul",), PUSHED),
-    (("grouped_matmul_reduce_scatter", "grouped_matmul_reduce_scatter[wanted]"), ("push",)),
-    (("matmul_combine", "matmul_combine[kept]"), ("push", "pull", "columns")),
-)
-WITHIN_BUDGET = frozenset(
-    f"{name} {schedule} {target}"
-    for target, names, schedules in (
-        ("sm_90", tuple(f"all_gather_matmul{n}" for n in ("", "[gathered]", "[2]")), ("multicast",)),
-        ("sm_90", ("all_gather_matmul",), ("push",)),
-        ("sm_90", ("matmul_reduce_scatter_backward", "matmul_reduce_scatter_backward[dbias]"), ("pull", "engine")),
-        ("sm_90", ("matmul_all_reduce", "matmul_fabric_all_reduce"), ("multicast",)),
-        ("sm_90+warps", ("all_gather_matmul",), ("push", "pull", "engine", "pieces", "few")),
-        ("sm_90+warps", ("matmul_reduce_scatter",), ("fused", "push", "pull", "engine", "few")),
-        ("sm_90+warps", ("matmul_all_reduce",), ("fused", "push", "pull")),
-        ("sm_90+warps", ("matmul_ring_reduce_scatter",), ("ringed",)),
-        ("sm_90+warps", ("hierarchical_all_gather_matmul",), ("relayed",)),
-        ("sm_90+warps", ("matmul", "expert_weight_gradient"), ("gemm",)),
-        ("sm_90+warps", ("all_gather_matmul[2]",), ("push", "pull", "engine", "pieces", "few")),
-        ("sm_90+warps", ("all_gather_matmul[gathered]",), ("push", "pull", "engine", "few")),
-        ("sm_90+warps", ("all_gather_split_matmul", "all_gather_split_matmul[2]"), ("split",)),
-        ("sm_90+warps", tuple(f"all_gather_matmul_backward{n}" for n in ("", "[2]", "[dbias]")), BACKWARD),
-        ("sm_90+warps", tuple(f"matmul_reduce_scatter_backward{n}" for n in ("", "[dbias]")),
-         ("push", "pull", "engine", "pieces")),
-        ("sm_90+warps", ("all_gather_grouped_matmul[gathered]",), ("push", "pull", "by_rank", "engine")),
-        ("sm_90+warps", ("dispatch_matmul[gathered]",), PUSHED),
-        ("sm_90+warps", ("dispatch_matmul_backward", "matmul_combine_backward"), PUSHED),
-        ("sm_100+warps", ("all_gather_matmul",), ("push", "pull", "engine", "pieces")),
-        ("sm_100+warps", ("all_gather_matmul_backward", "all_gather_matmul_backward[dbias]"), BACKWARD),
-        ("sm_100+warps", tuple(f"matmul_reduce_scatter_backward{n}" for n in ("", "[dbias]")),
-         ("push", "pull", "engine", "pieces")),
-        ("sm_100+warps", ("dispatch_matmul_backward",), PUSHED),
-        ("sm_100+warps", ("all_gather_matmul[2]",), ("push", "pull", "pieces")),
-        ("sm_100+warps", ("matmul_reduce_scatter",), ("engine",)),
-        ("sm_100+warps", ("matmul_all_reduce", "matmul_reduce_scatter"), ("push", "pull")),
-        ("sm_100+warps", ("matmul_ring_reduce_scatter",), ("ringed",)),
-        ("sm_100+warps", ("hierarchical_all_gather_matmul",), ("relayed",)),
-        ("sm_100+warps", ("matmul",), ("gemm",)),
-        *((f"sm_{n}+warps", *of_experts) for n in (90, 100) for of_experts in SPECIALISED_EXPERTS),
-    )
-    for name in names
-    for schedule in schedules
-)  # fmt: skip
-"""Cases that must keep to this budget, on every Triton; docs/targets.md has the figures of all cases."""
-EXPERTS = (
-    "all_gather_grouped_matmul", "all_gather_grouped_matmul[gathered]", "dispatch_matmul", "dispatch_matmul[gathered]",
-    "matmul_combine", "matmul_combine[kept]",
-)  # fmt: skip
-WITH_WEIGHTS = (("dispatch_matmul_backward", 132), ("matmul_combine_backward", 168))
-FOR_EXPERTS = "push", "pull", "few"
-SENDING = "matmul_all_reduce", "matmul_reduce_scatter"
-WITHIN = {
-    "matmul_one_shot_all_reduce push sm_90+warps": {**BUDGET, "step": 64},  # its steps are twice as deep
-    **{f"{name} fused sm_100+warps": {**BUDGET, "step": 62} for name in SENDING},
-    **{
-        f"mixture_of_experts{n} {s} sm_90+warps": {**BUDGET, "step": 66}  # two products
-        for n in ("", "[gates+gathered+kept+ups]")
-        for s in PUSHED
-    },
-    **{
-        f"all_gather_gated_matmul {s} sm_{n}+warps": {**BUDGET, "step": step}  # two products
-        for s in ("push", "pull", "engine", "few")
-        for n, step in ((90, 66), (100, 88))
-    },
-    **{f"{name} {s} sm_90": {**BUDGET, "step": 92} for name in SENDING for s in PUSHED},
-    **{
-        f"all_gather_matmul{n} {s} sm_90": {**BUDGET, "step": 90}
-        for n in ("", "[2]", "[gathered]")
-        for s in (*PUSHED, "engine")
-        if (n, s) != ("", "push")
-    },
-    **{f"{name} {schedule} sm_90": {**BUDGET, "step": 96} for name in EXPERTS for schedule in ("push", "pull")},
-    **{f"all_gather_grouped_matmul[gathered] {s} sm_90": {**BUDGET, "step": 98, "spill_bytes": 44} for s in PUSHED},
-    **{f"{name} few sm_90": {**BUDGET, "step": 108} for name in EXPERTS},
-    "matmul_all_reduce fused sm_90": {**BUDGET, "step": 92},
-    "all_gather_matmul_backward fused sm_90": {**BUDGET, "step": 88},
-    **{f"all_gather_matmul_backward[2] {s} sm_90": {**BUDGET, "step": 86} for s in (*PUSHED, "fused")},
-    **{f"{name} {s} sm_90": {**BUDGET, "step": step} for name, step in WITH_WEIGHTS for s in FOR_EXPERTS},
-    **{f"all_gather_grouped_matmul {s} sm_90": {**BUDGET, "step": 96} for s in ("by_rank", "multicast")},
-    "all_gather_grouped_matmul engine sm_90": {**BUDGET, "step": 100},
-    "grouped_matmul_reduce_scatter push sm_90": {**BUDGET, "step": 96},
-    "grouped_matmul_reduce_scatter few sm_90": {**BUDGET, "step": 108},
-    "matmul_combine columns sm_90": {**BUDGET, "step": 96},
-    "expert_weight_gradient gemm sm_90": {**BUDGET, "step": 128},
-    **{
-        f"{name} {s} sm_90": {**BUDGET, "step": 144}  # two products
-        for name in ("mixture_of_experts", "mixture_of_experts[gates+gathered+kept+ups]")
-        for s in FOR_EXPERTS
-    },
-}
-"""The budgets of other cases. With descriptors of peers, ptxas keeps fewer addresses in uniform registers if there are
-two products or rows are kept; the ptxas of Triton 3.9 does so wherever a role pushes. Loops over rows of experts also
-compute where the rows end, and the expert's weight. On Triton 3.8.0 gradients of weights take 116 to 165 instructions,
-on other versions at most 109, and `engine` takes 97. Waits set their registers before the first poll: where that takes
-registers away, `fused` AllReduce takes 90 on 3.7.1 and 92 on 3.9.0, the backward of AllGather 87 on
-3.9.0, and experts that keep what they gather spill 44 bytes on 3.6.0. In many programs ptxas keeps the address of the
-descriptors in registers of threads: about 10 more instructions (`matmul` alone: 86 to 88)."""
+BUDGETS: dict[str, dict[str, Any]] = tomllib.loads((HERE / "budgets.toml").read_text())
+"""The budgets of the gates, by target and line; the file says what its lines mean."""
 
 
 @dataclass(frozen=True)
@@ -203,8 +103,7 @@ def programs() -> Iterator[tuple[Program, str]]:
         module = importlib.import_module(path.stem)
         found |= {n: p for n, p in vars(module).items() if isinstance(p, Program) and p.file == str(path)}
     for program in found.values():
-        lists = any(isinstance(p, Each) for p in program.declared.values())
-        for variant in (program, program.of(2)) if lists else (program,):
+        for variant in (program, program.of(2)) if takes_lists(program) else (program,):
             yield from ((variant, schedule) for schedule in program.schedules_without(program.optional))
 
 
@@ -315,13 +214,33 @@ def instructions(kernel: Compiled) -> int:
     return sum(1 for line in lines if line and not line.startswith((".", "{", "}", ")")) and not line.endswith(":"))
 
 
+def budget(case: str) -> dict[str, int]:
+    """Returns the most of each figure that a case may need; {} for a case without a budget."""
+    program, schedule, target = case.split()
+    for line, most in BUDGETS.get(target, {}).items():
+        if covers(line, program, schedule):
+            figures = {"step": most} if isinstance(most, int) else most
+            return {"step": 0, "async_copies": 0, "spill_bytes": 0} | figures
+    return {}
+
+
+def covers(line: str, program: str, schedule: str) -> bool:
+    """Whether a line of the budgets is for a program in a schedule."""
+    name, *schedules = line.split()
+    return schedule in schedules and fnmatchcase(program, name.replace("[", "[[]"))  # brackets belong to names
+
+
+def held(case: str) -> bool:
+    """Whether a case is held to the steps that an operator should need on its target."""
+    return 0 < budget(case).get("step", 0) <= BUDGETS["operators"].get(case.split()[-1], 0)
+
+
 def over(name: str, figures: Figures) -> Iterator[str]:
     """Yields the figures that are over the budget of a case. If no steady loop is found, that is a finding, too."""
-    if name in WITHIN_BUDGET or name in WITHIN:
-        now, budget = asdict(figures), WITHIN.get(name) or BUDGETS[name.split()[-1]]
-        if not figures.step:
-            yield "step: no loop with matrix instructions was found"
-        yield from (f"{k}: {now[k]}, the budget is {most}" for k, most in budget.items() if now[k] > most)
+    now, most = asdict(figures), budget(name)
+    if most and not figures.step:
+        yield "step: no loop with matrix instructions was found"
+    yield from (f"{k}: {now[k]}, the budget is {n}" for k, n in most.items() if now[k] > n)
 
 
 def worse(figures: Figures, before: dict[str, Any]) -> list[str]:

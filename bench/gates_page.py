@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from bench.gates import RECORDS, WITHIN_BUDGET
+from bench.gates import RECORDS, held
 from bench.table import head
 
 SHOWN, PORTABLE, SPECIALISED = "3.7.1", ("sm_90", "sm_100"), ("sm_90+warps", "sm_100+warps")
@@ -27,10 +27,10 @@ def portable(record: Record) -> str:
     for case, figures in record.items():
         program, schedule, target = case.split()
         if target in PORTABLE and figures["step"]:
-            held = "*" if case in WITHIN_BUDGET else ""
+            star = "*" if held(case) else ""
             more = [f"`cp.async` {figures['async_copies']}"] if figures["async_copies"] else []
             more += [f"spilled {figures['spill_bytes']}"] if figures["spill_bytes"] else []
-            said = ", ".join([f"{schedule} {figures['step']}{held}", str(figures["registers"]), *more])
+            said = ", ".join([f"{schedule} {figures['step']}{star}", str(figures["registers"]), *more])
             cells.setdefault(program, {}).setdefault(target, []).append(said)
     lines = head("program", *PORTABLE)
     lines += [
@@ -47,8 +47,8 @@ def specialised(by_version: Mapping[str, Record]) -> str:
         program, schedule, target = case.split()
         if target in SPECIALISED:
             steps = ", ".join(str(of[case]["step"]) if case in of else "-" for of in by_version.values())
-            held = "*" if case in WITHIN_BUDGET else ""
-            said = f"{steps}{held} | {figures['shared_bytes']:,}"
+            star = "*" if held(case) else ""
+            said = f"{steps}{star} | {figures['shared_bytes']:,}"
             cells.setdefault((program, schedule), {})[target] = said
     lines = head("program", "schedule", *(name for target in SPECIALISED for name in (f"{target}: step", "bytes")))
     lines += [

@@ -11,11 +11,10 @@ import torch
 
 from bench.check import LIMITS
 from bench.gpu.place import Place
-from bench.operands import LAYOUTS, Operands, optional
+from bench.operands import LAYOUTS, Operands, optional, takes_lists
 from bench.references import REFERENCES
-from tilelink.frontend.schedule import CopyEngine, Epilogue, Schedule, SMs
+from tilelink.frontend.schedule import CopyEngine, Schedule, SMs
 from tilelink.kernels.all_gather_split_matmul import SPLITS, all_gather_split_matmul
-from tilelink.language import Each
 from tilelink.programs.fitting import takes
 from tilelink.programs.program import Program
 
@@ -55,7 +54,7 @@ class Call:
     def __str__(self) -> str:
         sizes = [("M", self.parts), *self.sizes]
         shape = ",".join(f"{d}={'+'.join(map(str, n)) if isinstance(n, tuple) else n}" for d, n in sizes)
-        tiles = {r: "x".join(str(n or "whole") for n in s.tile) for r, s in _tiled(self.schedule).items()}
+        tiles = {r: "x".join(str(n or "whole") for n in s.tile) for r, s in self.schedule.tiled.items()}
         said = [f"{role} {tile}" for role, tile in tiles.items()]
         said += [f"with {', '.join(self.asked)}"] * bool(self.asked) + [f"by {self.layout}"]
         numbers = "whole" if self.whole else "random"
@@ -108,7 +107,7 @@ def world_of(seed: int) -> int:
 
 def _call(dice: random.Random, program: Program, world: int, slots: int) -> Call:
     name = dice.choice(list(program.schedules))
-    lists = any(isinstance(p, Each) for p in program.declared.values())
+    lists = takes_lists(program)
     n = tuple(dice.choice(SIZES) for _ in range(dice.randint(1, MEMBERS))) if lists else dice.choice(SIZES)
     depths = [k for k in SIZES if program is not all_gather_split_matmul or k % SPLITS == 0]
     sizes, parts = (("N", n), ("K", dice.choice(depths))), _parts(dice, world)
@@ -139,7 +138,7 @@ def _schedule(dice: random.Random, schedule: Schedule) -> Schedule:
     """Returns a schedule in small tiles. Steps are no longer than a tile's rows: the ring's steps go along rows. An
     engine with own="stored" has the longest tiles, since one of its tiles covers those of the role that makes them."""
     changes: dict[str, dict[str, Any]] = {}
-    for role, resource in _tiled(schedule).items():
+    for role, resource in schedule.tiled.items():
         covers = isinstance(resource, CopyEngine) and resource.own == "stored"
         first = max(dice.choice(TILES), max(TILES) if covers else 0)
         sizes = [first, dice.choice(TILES), dice.choice([t for t in TILES if t <= first])]
@@ -148,18 +147,3 @@ def _schedule(dice: random.Random, schedule: Schedule) -> Schedule:
         count = {"count": dice.randint(1, WORKERS)} if isinstance(resource, SMs) and resource.count else {}
         changes[role] = {"tile": tile, **count}
     return schedule.changed(**changes)
-
-
-def small(schedule: Schedule, tile: int, count: int) -> Schedule:
-    """Returns a schedule in tiles of `tile` elements along each dimension; roles with a count get `count` workers."""
-    changes: dict[str, dict[str, Any]] = {}
-    for role, resource in _tiled(schedule).items():
-        counted = isinstance(resource, SMs) and resource.count is not None
-        changes[role] = {"tile": tuple(n and min(n, tile) for n in resource.tile)}
-        changes[role] |= {"count": count} if counted else {}
-    return schedule.changed(**changes)
-
-
-def _tiled(schedule: Schedule) -> dict[str, Any]:
-    """Returns the resources that have tiles, by role."""
-    return {role: resource for role, resource in schedule.items() if not isinstance(resource, Epilogue)}

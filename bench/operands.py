@@ -168,6 +168,11 @@ class Operands:
         return laid_out(placed, self.layout) if tensor.dim() == 2 and tensor.is_floating_point() else placed
 
 
+def takes_lists(program: Program) -> bool:
+    """Whether a program has parameters that are lists of tensors."""
+    return any(isinstance(p, Each) for p in program.declared.values())
+
+
 def optional(program: Program) -> list[str]:
     """Returns the parameters of a program that may be left out, except functions."""
     defaults = {n: p.default for n, p in signature(program.function).parameters.items()}

@@ -49,11 +49,10 @@ SUM_TILE = (128, 256, 512)
 
 @dataclass(frozen=True)
 class Step:
-    """A program with its schedule, in a form of an operator. `cut`: the dimensions that it cuts over the ranks."""
+    """A program with its schedule, in a form of an operator."""
 
     program: Program
     schedule: Schedule
-    cut: frozenset[str]
 
     def events(self, shape: Shape, world: int, dtype: str) -> Events:
         """Returns the events of every worker of every rank. Raises errors of the shape or the schedule."""
@@ -66,13 +65,11 @@ Form = tuple[Step, ...]
 
 
 class Operator(ABC):
-    """An operator that can be measured. `cut`: the dimensions that are cut over the ranks; `own`: the dimensions that
-    may have one size for each weight. `baseline`: a text that describes the unfused form. `layers`: projections of
-    Llama-3-8B at tensor parallel 4 by name, in a rank's sizes."""
+    """An operator that can be measured. `program`: a fused form. `baseline`: a text that describes the unfused form.
+    `layers`: projections of Llama-3-8B at tensor parallel 4 by name, in a rank's sizes."""
 
     dims: tuple[str, ...] = ("M", "N", "K")
-    cut: tuple[str, ...]
-    own: tuple[str, ...] = ()
+    program: Program
     baseline: str
     layers: ClassVar[Mapping[str, Shape]]
 
@@ -96,8 +93,7 @@ class Operator(ABC):
 class AllGatherMatmul(Operator):
     """A column-parallel projection: the rows of x of all ranks, times each rank's own weight, or several weights."""
 
-    cut = ("M",)
-    own = ("N",)
+    program = all_gather_matmul
     baseline = (
         f"unfused: all_gather on {MOVING} workers of each rank (no more than the fused form, as a link and not the "
         f"workers bounds a collective), then matmul on all {WORKERS}, of several weights side by side"
@@ -136,15 +132,13 @@ class AllGatherMatmul(Operator):
         return second[0].program(full, _beside(weights), schedule=second[0].schedule, group=group)
 
     def reference(self, inputs: list[Tensors], shape: Shape) -> list[torch.Tensor]:
-        full = torch.cat([x for x, *_ in inputs]).double()
-        return [full @ torch.cat(weights, 1).double() for _, *weights in inputs]
+        ranks = [{"x": x.double(), "weight": [w.double() for w in weights]} for x, *weights in inputs]
+        return [torch.cat(of["out"], 1) for of in REFERENCES[self.program](ranks, _lengths(shape["M"], len(inputs)))]
 
 
 class Reduction(Operator):
-    """A row-parallel projection: each rank has a part of K, and the partial sums are added up. K: on one rank.
-    `program`: a fused form."""
+    """A row-parallel projection: each rank has a part of K, and the partial sums are added up. K: on one rank."""
 
-    program: Program
     layers: ClassVar[Mapping[str, Shape]] = {
         "o_proj": {"M": 128, "N": 4096, "K": 1024},
         "down": {"M": 128, "N": 4096, "K": 3584},
@@ -158,7 +152,7 @@ class Reduction(Operator):
     def call(self, form: Form, inputs: Tensors, group: Any, shape: Shape) -> torch.Tensor:
         made = inputs
         for step in form:
-            parts = {d: _lengths(shape[d], group.world) for d in step.cut.intersection(self.cut)}
+            parts = {d: _lengths(shape[d], group.world) for d in cut_dims(step.program)}
             made = (step.program(*made, schedule=step.schedule, group=group, parts=parts),)
         return made[0]
 
@@ -171,7 +165,6 @@ class MatmulReduceScatter(Reduction):
     """Every rank gets its rows of the sum."""
 
     program = matmul_reduce_scatter
-    cut = ("M",)
     baseline = (
         f"unfused: matmul on all {WORKERS} workers of each rank, then reduce_scatter, of which {MOVING} workers fetch "
         "(no more than send in the fused forms), and the others add up"
@@ -193,7 +186,6 @@ class MatmulAllReduce(Reduction):
     """Every rank gets the whole sum."""
 
     program = matmul_all_reduce
-    cut = ()
     baseline = (
         f"unfused: matmul on all {WORKERS} workers of each rank, then all_reduce in two shots, of which {MOVING} "
         f"workers fetch (no more than send in the fused forms), {MOVING} add up and share, and the others take"
@@ -213,7 +205,7 @@ class MatmulAllReduce(Reduction):
 def _fitted(program: Program, name: str, shape: Shape, world: int, **changes: dict[str, Any]) -> Step:
     """Returns a program in one of its schedules, with changes, and in tiles that fit a shape."""
     schedule = program.schedule(name).changed(**changes)
-    return Step(program, program.fit(schedule, world=world, **_at(program, shape)), _cut(program))
+    return Step(program, program.fit(schedule, world=world, **_at(program, shape)))
 
 
 def _random(dtype: torch.dtype) -> Callable[[int, int], torch.Tensor]:
@@ -229,14 +221,15 @@ def _beside(weights: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _at(program: Program, shape: Shape) -> dict[str, Any]:
     """Returns the sizes of a program's dimensions; uneven parts and several sizes are summed where it has one size."""
-    whole = _cut(program) | own_dims(program.declared)
+    whole = cut_dims(program) | own_dims(program.declared)
     dims = {d for t in program.recorded().tensors for d in t.dims}
     return {d: n if d in whole or isinstance(n, int) else sum(n) for d, n in shape.items() if d in dims}
 
 
-def _cut(program: Program) -> frozenset[str]:
-    """Returns the dimensions that a program cuts over the ranks."""
-    return frozenset(t.dims[t.sharded] for t in program.recorded().tensors if t.sharded is not None)
+def cut_dims(program: Program) -> frozenset[str]:
+    """Returns the dimensions of inputs and outputs that a program cuts over the ranks."""
+    tensors = (t for t in program.recorded().tensors if t.kind != "buffer")
+    return frozenset(t.dims[t.sharded] for t in tensors if t.sharded is not None)
 
 
 def _lengths(size: int | Sequence[int], world: int) -> tuple[int, ...]:

@@ -12,24 +12,21 @@ from typing import Any, ClassVar
 
 import torch
 
-from bench.cases import check_dtype
-from bench.lanes import small
-from bench.operands import Operands
+from bench.cases import check_dtype, check_known
+from bench.gpu.place import GEMMS
+from bench.operands import Operands, takes_lists
 from bench.records import Record
 from bench.table import aligned, wrapped
-from bench.validation.averages import SHAPES
 from tilelink.analysis.machine import machine
 from tilelink.analysis.simulate import FUSED, UNFUSED, Prediction
 from tilelink.errors import TileLinkError
 from tilelink.frontend.sizes import check_world
 from tilelink.kernels import operators
-from tilelink.language import Each
 from tilelink.plans import plans
 from tilelink.plans.names import sizes_of
 from tilelink.plans.unfused import unfused
 from tilelink.programs.program import Program
 from tilelink.runtime.cpu.world import CpuWorld
-from tilelink.tools.cli.command import UsageError
 from tilelink.tools.cli.program import shape_text
 from tilelink.tools.cli.simulate import write_timeline
 
@@ -64,7 +61,7 @@ class Check:
         program, sizes = self._program, self._sizes
         rows, dtype = sizes.pop("M"), getattr(torch, self.dtype)
         operands = Operands(program, rows, sizes, torch.device("cpu"), dtype=dtype, whole=False)
-        schedule = operands.fitted(small(program.schedules[self.schedule], TILE, 2))
+        schedule = operands.fitted(program.schedules[self.schedule].small(TILE, 2))
         world = CpuWorld(self.world, sms=WORKERS)
         found = operands.judge(world.run(lambda group: operands.call(program, group, schedule=schedule)))
         return {"ok": found["ok"], "rel_rms": found["rel_rms"], "limit": found["limit"], "error": None}
@@ -75,9 +72,8 @@ class Check:
 
     @property
     def _sizes(self) -> dict[str, Any]:
-        lists = any(isinstance(p, Each) for p in self._program.declared.values())
         rows = tuple(ROWS[rank % len(ROWS)] for rank in range(self.world))
-        return {"M": rows, "N": LIST if lists else N, "K": K}
+        return {"M": rows, "N": LIST if takes_lists(self._program) else N, "K": K}
 
     def _record(self, **found: Any) -> Record:
         return {
@@ -154,8 +150,7 @@ def jobs(ops: Sequence[str] | None, worlds: Sequence[int], dtypes: Sequence[str]
     WorldError and DtypeError."""
     known = operators()
     for op in ops or ():
-        if op not in known:
-            raise UsageError(f"there is no operator {op} to measure; there is {', '.join(known)}")
+        check_known(op, known)
     for dtype in dtypes:
         check_dtype(dtype)
     for world in worlds:
@@ -172,7 +167,7 @@ def layers(out: Path) -> list[Layer]:
             Layer(f"MLP-{number} up", "all_gather_linear", i // WORLD, h, out),
             Layer(f"MLP-{number} down", "linear_reduce_scatter", h, i // WORLD, out),
         )
-        for number, (h, i) in enumerate(SHAPES, 1)
+        for number, (h, i) in enumerate(GEMMS.values(), 1)
     ]
     return [layer for of_one in both for layer in of_one]
 

@@ -33,16 +33,17 @@ def run_all(
     each finished job to stderr, with the time left, estimated from the `cost` of the other jobs."""
     began, whole, done = time.perf_counter(), sum(map(cost, jobs)), 0.0
     found: dict[int, R] = {}
-    for k, result in _finished(run, jobs, min(processes, len(jobs)), cost):
+    for k, result in finished(run, jobs, min(processes, len(jobs)), cost):
         found[k], done = result, done + cost(jobs[k])
         left = (time.perf_counter() - began) * (whole - done) / done
         progress.say(f"{len(found)} of {len(jobs)}, about {left:.0f} s left: {said(result)}")
     return [found[k] for k in range(len(jobs))]
 
 
-def _finished(
-    run: Callable[[J], R], jobs: Sequence[J], processes: int, cost: Callable[[J], float]
+def finished(
+    run: Callable[[J], R], jobs: Sequence[J], processes: int, cost: Callable[[J], float] = lambda job: 1.0
 ) -> Iterator[tuple[int, R]]:
+    """Yields the index of each job with `run(job)`, as soon as it is there. Arguments as for `run_all`."""
     order = sorted(range(len(jobs)), key=lambda k: -cost(jobs[k]))
     if processes <= 1:
         yield from ((k, run(jobs[k])) for k in range(len(jobs)))

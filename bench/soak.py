@@ -28,6 +28,7 @@ import torch
 
 from bench import progress
 from bench.gpu.place import Place, dry, gpu
+from bench.gpu.supervise import QUEUES
 from bench.lanes import WORLDS, lane, world_of
 from bench.records import cores, machine, versions
 from bench.soak_experts import layer, soaked
@@ -40,8 +41,6 @@ MOST = 10
 """The number of findings after which a soak ends: one mistake makes many findings."""
 ON_ONE_GPU = 4
 """The most ranks that share a GPU: each takes a part of the SMs, and queues of the device."""
-QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-"""Environment of CUDA: each virtual rank needs its own queue on the device, in addition to torch's queues."""
 
 
 @dataclass(frozen=True)

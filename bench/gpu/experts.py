@@ -17,6 +17,7 @@ from bench.gpu.place import Place
 from bench.gpu.report import Report
 from bench.references import every_slice, layer_of_experts
 from tilelink import ops
+from tilelink.ops.known import BACKEND
 
 EXPERTS, TOP, HIDDEN = 4, 2, 64
 NAMES = "x", "topk_weights", "gate_up", "down"
@@ -26,7 +27,7 @@ def experts(place: Place, report: Report) -> None:
     """Checks two calls with different routings and their gradients, and a graph."""
     tokens, width = place.sizes["M"], place.sizes["K"]
     about = {"op": "mixture_of_experts", "dtype": "bfloat16", "world": 1, "shape": f"tokens={tokens},K={width}"}
-    with alone(place):
+    with alone("nccl" if place.on_gpu else "gloo"):
         with report.case("result and gradients", **about) as found:
             for seed in range(2):
                 given = operands(place, tokens, width, seed)
@@ -40,17 +41,18 @@ def experts(place: Place, report: Report) -> None:
 
 
 @contextmanager
-def alone(place: Place) -> Iterator[None]:
-    """A context with a group of this process alone. On a CPU, programs run in Triton's interpreter."""
-    before = os.environ.get("TILELINK_BACKEND")
-    os.environ["TILELINK_BACKEND"] = "interpret"
-    dist.init_process_group("nccl" if place.on_gpu else "gloo", store=HashStore(), rank=0, world_size=1)
+def alone(backend: str) -> Iterator[Any]:
+    """A context with a process group of this process alone. On a CPU, its operators run in Triton's interpreter, not as
+    plain torch."""
+    before = os.environ.get(BACKEND)
+    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    os.environ[BACKEND] = "interpret"
     try:
-        yield
+        yield dist.group.WORLD
     finally:
         dist.destroy_process_group()
-        os.environ.pop("TILELINK_BACKEND")
-        os.environ |= {} if before is None else {"TILELINK_BACKEND": before}
+        os.environ.pop(BACKEND)
+        os.environ |= {} if before is None else {BACKEND: before}
 
 
 def operands(place: Place, tokens: int, width: int, seed: int) -> dict[str, torch.Tensor]:

@@ -7,19 +7,17 @@ then does nothing either, so the difference is the time of our code.
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import triton
 import triton.language as tl
 
+from bench.gpu.experts import alone
 from bench.gpu.no_cuda import NoDevice, in_place_of_cuda, missing
 from bench.gpu.place import Place
 from bench.gpu.report import Report, spread
@@ -77,7 +75,8 @@ def host(place: Place, report: Report) -> None:
                 "scatter_trained": lambda: ops.linear_reduce_scatter(x, trained),
                 "empty_function": lambda: Empty.apply(x, trained),
             }  # fmt: skip
-            with _operators_on(group):
+            with alone("gloo") as one:
+                programs._lanes[one] = {group.lane.place.type: group}  # type: ignore[dict-item]  # a virtual rank
                 for name, do in calls.items():
                     do(), do(), do()  # it is checked, compiled for each slot, and then watched
                     figures[name] = [_time(do, here.settle, clock) for _ in range(TIMES)]
@@ -91,20 +90,6 @@ def host(place: Place, report: Report) -> None:
             found[f"{name}_above_a_bare_launch_us"] = round(median(figures[name]) - median(figures["bare"]), 2)
         if place.on_gpu:
             found |= spread(figures["push"])
-
-
-@contextmanager
-def _operators_on(group: VirtualGroup) -> Iterator[None]:
-    """Inside, there is a group of one process in torch.distributed, and its operators run on a virtual rank."""
-    dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
-    os.environ["TILELINK_BACKEND"] = "interpret"  # on a CPU, plain torch would compute
-    try:
-        assert dist.group.WORLD is not None
-        programs._lanes[dist.group.WORLD] = {group.lane.place.type: group}  # type: ignore[dict-item]  # a virtual one
-        yield
-    finally:
-        del os.environ["TILELINK_BACKEND"]
-        dist.destroy_process_group()
 
 
 def _time(call: Callable[[], Any], settle: Callable[[], None], clock: Callable[[], float]) -> float:

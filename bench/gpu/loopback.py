@@ -81,7 +81,7 @@ class Prepared:
             words.copy_(counts)
 
     def checked(self) -> torch.Tensor:
-        """The result of a call whose kernels have ended, none of them in vain."""
+        """The result of a call, after all its kernels ended without an aborted wait."""
         self.before()
         found = self.call()
         self.group.synchronize()

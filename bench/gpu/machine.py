@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from statistics import median
 from typing import Any
 
 import torch
@@ -36,8 +37,8 @@ def ceilings(place: Place) -> dict[str, Any]:
     copy, gemm = timed(place, [(nothing, lambda k: target.copy_(source)), (nothing, lambda k: torch.matmul(a, b))])
     return {
         "clocks": place.clocks(lambda: torch.matmul(a, b)),
-        "copy_gb_s": round(2 * source.nbytes / sorted(copy)[len(copy) // 2] / 1e3, 1),
-        "bf16_tflops": round(2 * n**3 / sorted(gemm)[len(gemm) // 2] / 1e6, 1),
+        "copy_gb_s": round(2 * source.nbytes / median(copy) / 1e3, 1),
+        "bf16_tflops": round(2 * n**3 / median(gemm) / 1e6, 1),
     }
 
 

@@ -63,8 +63,8 @@ def layers(place: Place, program: Program, count: int = 2) -> list[tuple[str, tu
 def _virtual(place: Place, program: Program, schedule: str, world: int, shape: tuple[int, int, int]) -> dict[str, Any]:
     m, n, k = shape
     gathers = program is all_gather_matmul
-    x = [_numbers(place, m // world if gathers else m, k, r) for r in range(world)]
-    weight = [_numbers(place, n, k, world + r).T for r in range(world)]
+    x = [place.matrices(r)(m // world if gathers else m, k) for r in range(world)]
+    weight = [place.matrices(world + r)(n, k).T for r in range(world)]
     ranks = place.world(world, heap_bytes=_heap(m, n, k, gathers, 2))
 
     def body(group: Any) -> tuple[Any, torch.Tensor]:
@@ -195,8 +195,8 @@ def over_the_link(
 ) -> dict[str, Any]:  # fmt: skip
     m, n, k = shape
     gathers = program is all_gather_matmul
-    x, peers = (_numbers(place, m // world if gathers else m, k, seed) for seed in range(2))
-    weight = _numbers(place, n, k, 2).T
+    x, peers = (place.matrices(seed)(m // world if gathers else m, k) for seed in range(2))
+    weight = place.matrices(2)(n, k).T
     group = LoopbackGroup(device, world, _heap(m, n, k, gathers, 1), 1 << 19, shared)
     given = Prepared(group, program, schedule, x, weight, peers)
     fused = given.checked()
@@ -300,8 +300,3 @@ def _of(do: Do) -> Callable[[int], Any]:
 def _heap(m: int, n: int, k: int, gathers: bool, slots: int) -> int:
     """Bytes of a heap that holds what is gathered, or what is sent, in its slots."""
     return slots * (2 * m * (k if gathers else 2 * n) + 2 * m * k + (8 << 20))
-
-
-def _numbers(place: Place, rows: int, cols: int, seed: int) -> torch.Tensor:
-    random = torch.Generator(place.place).manual_seed(seed)
-    return torch.randn(rows, cols, generator=random, device=place.place).bfloat16()

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from bench.gpu.place import Place, gpu
 from bench.gpu.report import Report
 from bench.gpu.right import SUMS, compile_ahead, judged, operands
-from bench.operands import Operands, optional
+from bench.operands import Operands, optional, takes_lists
 from bench.references import REFERENCES
 from tilelink.kernels import operators
-from tilelink.language import Each
 from tilelink.programs.program import Program
 
 WORLD, CALLS = 2, 2
@@ -21,9 +20,8 @@ OTHERS = [program for program in REFERENCES if program not in SUMS]
 def inputs(place: Place, program: Program, parts: Sequence[int], seed: int = 0) -> Operands:
     """Returns operands of whole numbers in bfloat16, without optional inputs and with all outputs. Lists have two
     members."""
-    lists = any(isinstance(p, Each) for p in program.declared.values())
     outputs = {p for p in optional(program) for name, _ in program.flattened[p] if name in program.on_demand}
-    return operands(place, program, parts, seed, members=2 if lists else 1, asked=outputs)
+    return operands(place, program, parts, seed, members=2 if takes_lists(program) else 1, asked=outputs)
 
 
 def cases() -> list[tuple[str, str]]:

@@ -59,6 +59,11 @@ class Place:
     probed: Probed = field(default_factory=Probed)
     form: str = "portable"
 
+    def matrices(self, seed: int) -> Callable[[int, int], torch.Tensor]:
+        """Returns a function that makes random matrices in bfloat16, the same ones for the same seed."""
+        random = torch.Generator(self.place).manual_seed(seed)
+        return lambda rows, cols: torch.randn(rows, cols, generator=random, device=self.place).bfloat16()
+
 
 def gpu() -> Place:
     """Returns the current GPU as a place. Raises DeviceError."""

@@ -77,12 +77,8 @@ its output with NaN first, and raises if a wait ended in vain: memory that is us
 
 def gemm_inputs(place: Place, m: int, n: int, k: int) -> Tensors:
     """Returns sets of x (M, K) and a weight (K, N) with the layout of nn.Linear, row by row of (N, K)."""
-    random = torch.Generator(place.place).manual_seed(0)
-
-    def tensor(rows: int, cols: int) -> torch.Tensor:
-        return torch.randn(rows, cols, generator=random, device=place.place).bfloat16()
-
-    return [(tensor(m, k), tensor(n, k).T) for _ in range(SETS)]
+    matrix = place.matrices(0)
+    return [(matrix(m, k), matrix(n, k).T) for _ in range(SETS)]
 
 
 def against(place: Place, sets: Tensors, call: Call) -> dict[str, Any]:

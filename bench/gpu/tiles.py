@@ -23,7 +23,7 @@ FEW: dict[int, tuple[Tile, ...]] = {
     128: (("64x32x256", 4, 4), ("64x32x128", 8, 4), ("64x64x128", 6, 4)),
     512: (("128x128x64", 6, 8), ("128x64x64", 7, 4), ("128x256x64", 3, 8)),
 }
-"""The tiles for up to so many rows."""
+"""The tiles to try, by the largest number of rows they are for."""
 ROWS = (1, 16, 64, 128, 512)
 
 

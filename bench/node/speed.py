@@ -48,8 +48,8 @@ def layer(node: Node, report: NodeReport, group: Any, gathers: bool, shape: tupl
     """Returns the times of all forms of a layer on this rank; a form that is wrong, or raises an error, has none."""
     m, n, k = shape
     program = all_gather_matmul if gathers else matmul_reduce_scatter
-    x = _numbers(node, m // node.world if gathers else m, k, node.rank)
-    weight = _numbers(node, n, k, node.world if not gathers else 0).T
+    x = node.place.matrices(node.rank)(m // node.world if gathers else m, k)
+    weight = node.place.matrices(0 if gathers else node.world)(n, k).T
     baselines = Layer(gathers, x, weight, node.world, node.place.on_gpu)
     forms: dict[str, Form] = dict(baselines.forms())
     for schedule in schedules(node, program):
@@ -110,11 +110,6 @@ def _once(node: Node, do: Form, before: Callable[[], object]) -> tuple[float, bo
     if node.place.on_gpu:
         return timed_once(do, before, SLEEP)
     return node.place.clock(do, before), False
-
-
-def _numbers(node: Node, rows: int, cols: int, seed: int) -> torch.Tensor:
-    random = torch.Generator(node.place.place).manual_seed(seed)
-    return torch.randn(rows, cols, generator=random, device=node.place.place).bfloat16()
 
 
 def _right(x: torch.Tensor, weight: torch.Tensor, gathers: bool) -> torch.Tensor:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from bench.gpu.place import GEMMS
 from bench.validation.models import EVENTS, Case, defaults, predict, unfused_us
 from bench.validation.rows import AG, ENGINE, GATHER, RS, Published, Row, Source
-
-SHAPES = ((4096, 11008), (4096, 14336), (3584, 14336), (4608, 36864), (8192, 28672), (8192, 29568))
-"""(H, I) of the TileLink paper's MLPs, with 8192 tokens on 8 ranks."""
 
 PUBLISHED = {"AG+GEMM": 1.27, "GEMM+RS": 1.25, "MLP": 1.24}
 """Speed-ups over cuBLAS and NCCL: TileLink, arXiv 2503.20313."""
@@ -18,7 +16,7 @@ def averages() -> dict[str, float]:
     """Returns the predicted mean speed-ups: of all-gather and of scatter by copy engine (the paper's scatter is a ring
     on SMs), and of both in a row, without the work between them."""
     ups: dict[str, list[float]] = {name: [] for name in PUBLISHED}
-    for h, i in SHAPES:
+    for h, i in GEMMS.values():  # with 8192 tokens on 8 ranks
         took = [_times(AG, i // 8, h, GATHER), _times(RS, h, i // 8, ENGINE)]
         for name, pairs in (("AG+GEMM", took[:1]), ("GEMM+RS", took[1:]), ("MLP", took)):
             ups[name].append(sum(unfused for unfused, _ in pairs) / sum(fused for _, fused in pairs))

@@ -8,7 +8,6 @@ from typing import Any
 from tests.verification.mutants.tools import Edit
 from tilelink.backend.lower import Lowered, lower_at
 from tilelink.backend.targets import FORMS
-from tilelink.frontend.schedule import Epilogue
 from tilelink.frontend.sizes import Sizes
 from tilelink.inspect.compile import compiled
 from tilelink.inspect.gates import Verdict, judge
@@ -25,8 +24,8 @@ def small(
     """A program with small tiles, which compile fast."""
     sizes = {**SMALL, **sizes}
     fitted = program.fit(schedule, world=4, dtypes="bf16", **sizes)
-    tiled = {role: r for role, r in fitted.items() if not isinstance(r, Epilogue)}
-    fitted = fitted.changed(**{role: {"tile": (64, 64, 64)[: len(r.tile)], "warps": 4} for role, r in tiled.items()})
+    changes = {role: {"tile": (64, 64, 64)[: len(r.tile)], "warps": 4} for role, r in fitted.tiled.items()}
+    fitted = fitted.changed(**changes)
     bound = program.bind(fitted, "bf16", program.optional)
     exact = Sizes.of(bound, 4, sizes)
     return lower_at(bound, exact, FORMS[target]), exact

@@ -270,6 +270,20 @@ class Schedule(Mapping[str, Resource]):
         """The roles that it names; all members of a list are one role."""
         return frozenset(map(launched, self.roles))
 
+    @property
+    def tiled(self) -> dict[str, SMs | CopyEngine]:
+        """The resources that have tiles, by role."""
+        return {role: resource for role, resource in self.roles.items() if not isinstance(resource, Epilogue)}
+
+    def small(self, tile: int, count: int) -> Schedule:
+        """This schedule with tiles of at most `tile` elements along each dimension. Roles with a number of SMs have at
+        most `count`."""
+        changes: dict[str, dict[str, Any]] = {}
+        for role, resource in self.tiled.items():
+            changes[role] = {"tile": tuple(n and min(n, tile) for n in resource.tile)}
+            changes[role] |= {"count": min(resource.count, count)} if resource.count else {}
+        return self.with_fields(**changes)
+
     def _key(self) -> tuple[Any, ...]:
         return tuple(self.roles.items()), self.slots, tuple(self.cells.items())
 

@@ -15,7 +15,7 @@ import triton
 
 from tilelink.backend.targets import Target
 from tilelink.errors import ScheduleError, Site, TileSizeError, similar
-from tilelink.frontend.schedule import CopyEngine, Schedule, SMs
+from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.values import dtype_name
 from tilelink.kernels import operators
 from tilelink.programs import schedule_text as written
@@ -254,14 +254,7 @@ def read_schedule(
     whole: dict[str, Any] = dict(sizes)
     schedule = program.fit(name, world=world, dtypes=dtypes, target=target, sizes=whole)
     if largest is not None:
-        tiled = {role: r for role, r in schedule.items() if isinstance(r, SMs | CopyEngine)}
-        smaller: dict[str, dict[str, Any]] = {
-            role: {"tile": tuple(n and min(n, largest) for n in r.tile)} for role, r in tiled.items()
-        }
-        for role, resource in tiled.items():
-            if isinstance(resource, SMs) and resource.count:
-                smaller[role]["count"] = min(resource.count, MOST_SMS)
-        schedule = schedule.with_fields(**smaller)
+        schedule = schedule.small(largest, MOST_SMS)
     try:
         schedule = written.read_changes(program, name, schedule, items).changed(schedule)
     except (ScheduleError, TileSizeError) as e:
