@@ -234,17 +234,6 @@ def test_device_memory_is_one_server() -> None:
     assert products(64, 128, 64, on).makespan_us == pytest.approx((2 * out + rows + 2 * cols) / 1e3)
 
 
-def test_products_do_not_keep_others_from_device_memory() -> None:
-    """However much they load from the beginning. The products wait for the others' bytes."""
-    on = plain(memory_rate=1.0, l2=1e9)
-    sent = tk.SMs(1, tile=(64, 64), at="home", own="read")
-    schedule = tk.Schedule(gather=sent, matmul=tk.SMs(tile=(64, 64, 64)))
-    few, many = (all_gather_matmul.simulate(schedule, machine=on, world=2, M=128, N=n, K=64) for n in (64, 192))
-    assert many.run.transfer_stop.tolist() == few.run.transfer_stop.tolist()
-    by_rank = np.bincount(many.steps.events.rank[many.steps.event], weights=many.costs.memory)
-    assert many.makespan_us >= by_rank.max() / 1e3
-
-
 def test_what_l2_does_not_hold_is_fetched_again() -> None:
     schedule = tk.Schedule(multiply=tk.SMs(1, tile=(64, 64, 64)))
     events = matmul.unroll(schedule, world=1, dtypes="bfloat16", M=128, N=128, K=64)

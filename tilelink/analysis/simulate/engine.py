@@ -1,9 +1,8 @@
 """The discrete-event engine: workers go through their steps, and share links, device memory and signals.
 
 Servers are the links (with a switch, a rank's way out and its way in) and the device memory of each rank. A server
-serves in order of arrival, and is never idle while somebody waits; but memory serves products behind everything else.
-Work begins in order of time, so servers see it in that order. Waits and notifications only carry times, and are settled
-as soon as these are known.
+serves in order of arrival, and is never idle while somebody waits. Work begins in order of time, so servers see it in
+that order. Waits and notifications only carry times, and are settled as soon as these are known.
 """
 
 from __future__ import annotations
@@ -74,7 +73,6 @@ class _Engine:
         self.cell = compact(steps.cell)
         self.far = compact(steps.far)
         self.alone, self.refill = compact(costs.alone), compact(costs.refill)
-        self.multiplies = steps.multiplies[steps.tile].tolist()
         self.memory = compact(costs.memory / (machine.memory_rate * GB_S))
         wires = way(steps, costs, machine)
         counts = np.bincount(steps.transfer_step, minlength=len(steps))
@@ -90,8 +88,7 @@ class _Engine:
         self.last = steps.last.tolist()
         self.rank = steps.worker_rank.tolist()
         self.stored, self.waited = [0.0] * len(self.next), [False] * len(self.next)
-        self.ranks = steps.events.sizes.world
-        self.free = [0.0] * (wires.servers + 2 * self.ranks)  # links; memory of each rank; the same without products
+        self.free = [0.0] * (wires.servers + steps.events.sizes.world)  # of links, and of each rank's memory
         self.memory_of = [wires.servers + rank for rank in self.rank]
         self.missing = np.bincount(steps.cell[steps.kind == NOTIFYING], minlength=steps.cells).tolist()
         self.seen = [0.0] * steps.cells
@@ -172,8 +169,7 @@ class _Engine:
             done += self.refill[step]
             self.waited[worker] = False
         if self.memory[step]:
-            turn = self.through_memory(self.memory_of[worker], time, self.memory[step], self.multiplies[step])
-            done = max(done, turn)
+            done = max(done, self.serve(self.memory_of[worker], time, self.memory[step]))
         computed = done
         busy = time  # the end of its transfers, one after the other, at the worker's own rate
         for k in range(self.moves[step], self.moves[step + 1]):
@@ -192,19 +188,13 @@ class _Engine:
         sent = max(sent, busy)
         arrived = max(arrived, sent) + self.setup[k]
         for memory in (self.source[k], self.target[k]):
-            arrived = max(arrived, self.through_memory(memory, time, self.through[k], False))
+            arrived = max(arrived, self.serve(memory, time, self.through[k]))
         self.began[k], self.ended[k] = time, arrived
         if self.waited_for[k]:
             return arrived
         if arrived > self.stored[worker]:
             self.stored[worker] = arrived
         return sent
-
-    def through_memory(self, memory: int, time: float, takes: float, multiplies: bool) -> float:
-        """When a rank's memory is done with what comes now. A product loads throughout its time, so what comes after it
-        need not wait for all of its bytes; the product waits for all others, so that no byte is for free."""
-        behind_all = self.serve(memory, time, takes)
-        return behind_all if multiplies else self.serve(memory + self.ranks, time, takes)
 
     def serve(self, server: int, time: float, takes: float) -> float:
         """When a server is done with what comes now, behind all that came before."""
