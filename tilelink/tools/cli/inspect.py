@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> Answer:
     said = (
         f"# {LABEL}: nothing was run; exposed times are estimates\n"
         "# figures of a tile are those of the slowest path through its branches, if no wait has to wait\n"
-        "# stages: those of the schedule, or fewer if shared memory holds fewer; the specialised form may have one more\n"
+        "# stages: of the schedule, or fewer if shared memory holds fewer; the specialised form may have one more\n"
     )
     text = "\n".join("\n".join(_lines(kernel)) + "\n" for kernel in kernels)
     return Answer(keys, text, asked.line({"target": args.target}) + said)
