@@ -38,7 +38,7 @@ def test_inspect_for_people(run: Run) -> None:
 
 def test_tables_of_many_roles_are_as_wide_as_a_screen(run: Run) -> None:
     code, text, said = run.text("inspect", "all_gather_matmul_backward", "--target", "sm_90+warps")
-    assert code == 0 and "stages: those of the schedule" in said
+    assert code == 0 and "stages: of the schedule" in said
     assert max(map(len, text.splitlines())) <= 120
     heads = [line for line in text.splitlines() if line.startswith("instructions:")]
     assert len(heads) > 1 and len({name for head in heads for name in head.split()[2:]}) == 8, "a column for each role"
