@@ -221,6 +221,10 @@ class UndefinedNameError(TileLinkError):
     """A name that is not defined where it is used."""
 
 
+class ChangedValueError(TileLinkError):
+    """A value outside of a tile function that has changed since it was read for a kernel."""
+
+
 class ViewError(TileLinkError):
     """Memory access outside a view, or a use that the view does not allow."""
 

@@ -244,6 +244,16 @@ SIGNALS = [
         "that line",
     ),
     pair(
+        "notify of pieces that a loop stored",
+        NotifyWithoutStoreError,
+        {
+            NOTIFY: "    there = full[t].at(t.reader)\n    for k in tk.steps(t.cols, by=4):\n"
+            "        there[:, k].store(x[t.rows, k].load())\n    tk.notify(there)  # <-"
+        },
+        "it stored nothing before, and full[M[M_lo:+16], K[k:+4]].at(reader) in a loop or a branch that has ended (",
+        "user.py:10): notify that there. Notify what store and copy return",
+    ),
+    pair(
         "notify after a loop",
         NotifyWithoutStoreError,
         {

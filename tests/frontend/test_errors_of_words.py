@@ -269,8 +269,8 @@ STATEMENTS = [
         "variable that is used already",
         NotUnderstoodError,
         "for k in tk.steps(x.cols):\n    for k in range(3):  # <-\n        pass",
-        "k is K[k:+16] already",
-        "needs a new name",
+        "k is defined already",
+        "the variable of a loop needs a new name",
     ),
     tile(
         "integer that changes in a loop",

@@ -53,7 +53,8 @@ WRONG = [
         "other tiles",
         {STORE: "    if t.home > 0:\n        tk.notify(partial[t].store(block + block))", WAIT: f"{WAIT}  # <-"},
         "and make notifies partial[M[M_lo:+16], K[K_lo:+16]] in a loop or a branch (",
-        'send has own="stored", so make would do that for what stays on a rank. Leave out own="stored"; the schedule: ',
+        'send has own="stored", so make stores what stays on a rank in its epilogue; but send can\'t be done in the ',
+        'Leave out own="stored"; the schedule: ',
     ),
     case(
         "goes to several ranks",

@@ -174,3 +174,28 @@ def test_a_wait_for_entry_after_entry() -> None:
     x = [numbers(3, 20, 24) for _ in range(2)]
     outs = CpuWorld(2).run(lambda g: sum_of_entries(x[g.rank], schedule=one_by_one, group=g))
     assert all(torch.equal(out, 2 * mine.sum(0)) for out, mine in zip(outs, x, strict=True))
+
+
+@tk.tile
+def make(t, x, made):
+    tk.notify(made[t].store(x[t].load()))
+
+
+@tk.tile
+def use_own(t, made, out):
+    out[t].store(tk.wait(made[t]).at(tk.rank()).load())
+
+
+@tk.program
+def used_here(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
+    made = tk.local("M", "K")
+    make[tk.tiles(made)](x, made)
+    use_own[tk.tiles(out)](made, out)
+
+
+def test_what_was_waited_for_is_read_where_it_was() -> None:
+    """Though the view says once more whose memory it is."""
+    tiles = tk.Schedule(make=tk.SMs(2, tile=(16, 16)), use_own=tk.SMs(2, tile=(16, 16)))
+    x = torch.arange(2.0 * 20 * 24).view(2, 20, 24)
+    outs = CpuWorld(2).run(lambda g: used_here(x[g.rank], schedule=tiles, group=g))
+    assert torch.equal(torch.stack(outs), x)

@@ -17,8 +17,7 @@ from tests.kernels.routed import Routed, run_and_check
 from tests.programs.alone import scaled_by_rank
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
 from tests.runtime.small_worlds import SMALL, whole
-from tilelink.analysis.events import Events
-from tilelink.errors import HeapError, StrideError, ViewError
+from tilelink.errors import HeapError, StrideError, UnsafeProgramError
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.kept import Kept
 from tilelink.frontend.sizes import Sizes
@@ -58,12 +57,15 @@ def unrolled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
     """The sizes at which programs are unrolled."""
     found: list[dict[str, int]] = []
 
-    def unroll(program: TileProgram, sizes: Sizes, **options: Any) -> Events:
-        found.append(dict(sizes.dims))
-        return real(program, sizes, **options)
+    def noted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def unroll(program: TileProgram, sizes: Sizes, **options: Any) -> Any:
+            found.append(dict(sizes.dims))
+            return real(program, sizes, **options)
 
-    real = prepare.unroll
-    monkeypatch.setattr(prepare, "unroll", unroll)
+        return unroll
+
+    for name in ("unroll", "unrolled"):
+        monkeypatch.setattr(prepare, name, noted(getattr(prepare, name)))
     return found
 
 
@@ -91,7 +93,8 @@ def test_programs_on_engines_and_those_that_the_structure_does_not_show_are_unro
         world = CpuWorld(ranks, heap_bytes=64 << 10, signal_bytes=512, sms=8)
         x, scale = torch.ones(16, 16), torch.tensor([2.0, 3.0])
         schedule = tk.Schedule(scaled=tk.SMs(2, tile=(16, 16)))
-        with nullcontext() if safe else pytest.raises(ViewError, match=r"scale\[rank\]: S\[0:3\] is outside S\[0:2\]"):
+        refused = pytest.raises(UnsafeProgramError, match=r"scale\[rank\]: S\[0:3\] is outside S\[0:2\]")
+        with nullcontext() if safe else refused:
             outs = world.run(lambda group: scaled_by_rank(x, scale, schedule=schedule, group=group))  # noqa: B023
             assert all((out == 6).all() for out in outs)
     assert [sizes["M"] for sizes in unrolled] == [32, 32, 16, 16], "the engines of each rank alone, and all there is"

@@ -14,7 +14,7 @@ import tilelink as tk
 from examples.mistakes.odd_rows import sums_of_tiles
 from examples.mistakes.wrong_order import wrong_order
 from tilelink.emulator import RaceError
-from tilelink.errors import UnguardedReadError
+from tilelink.errors import UnguardedReadError, UnsafeProgramError
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -34,6 +34,10 @@ def test_readme_shows_the_read_of_one_row_too_many() -> None:
     (finding,) = report.findings
     assert f"```\n{finding}\n```" in README
     assert finding.ranks == (1, 0) and len(finding.lines) == len(finding.regions) == 2
+    x = torch.ones(33, 32, dtype=torch.bfloat16)
+    with pytest.raises(UnsafeProgramError) as e:
+        tk.CpuWorld(2).run(lambda group: sums_of_tiles(x, group=group))
+    assert str(finding) in str(e.value)
 
 
 def test_only_an_odd_number_of_rows_is_found() -> None:

@@ -10,7 +10,7 @@ from functools import cached_property
 from types import FunctionType
 from typing import Any, NoReturn
 
-from tilelink.errors import DimensionError, NotUnderstoodError, Site
+from tilelink.errors import ChangedValueError, DimensionError, NotUnderstoodError, Site
 from tilelink.language.declarations import Space
 from tilelink.language.recording import assigned, begin, program_of
 from tilelink.language.words import steps
@@ -35,6 +35,7 @@ class TileFunction:
             message = f"{function!r} {what}: @tk.tile stands once, on a function written with def"
             raise NotUnderstoodError(message, Site.of_user())
         self.function, self.name = function, name or function.__name__
+        self.values_read: dict[str, Any] = {}
         self.file = inspect.getsourcefile(function) or "<unknown>"
         try:
             lines, self.first_line = inspect.getsourcelines(function)
@@ -88,8 +89,20 @@ class TileFunction:
 
     def names(self) -> dict[str, Any]:
         """The names that the function sees around it, with their values."""
-        seen = inspect.getclosurevars(self.function)
-        return {**self.function.__globals__, **seen.nonlocals}
+        return {**self.function.__globals__, **self._enclosed()}
+
+    def _value_of(self, text: str) -> Any:
+        name, *attributes = text.split(".")
+        enclosed = self._enclosed()
+        value = enclosed[name] if name in enclosed else self.function.__globals__.get(name)
+        for attribute in attributes:
+            value = getattr(value, attribute)
+        return value
+
+    def _enclosed(self) -> dict[str, Any]:
+        """The names that it sees in functions around it, with their values."""
+        cells = zip(self.function.__code__.co_freevars, self.function.__closure__ or (), strict=True)
+        return {name: cell.cell_contents for name, cell in cells}
 
     def named(self, name: str) -> TileFunction:
         """The same function under another role name, for programs that use it twice."""
@@ -98,7 +111,34 @@ class TileFunction:
                 f"{self.name}.named({name!r}): a role's name has letters, digits and _, and begins with no digit",
                 Site.of_user(),
             )
-        return TileFunction(self.function, name)
+        made = TileFunction(self.function, name)
+        made.values_read = self.values_read
+        return made
+
+    def read(self, text: str) -> Any:
+        """The value of a name from outside of the function, or of an attribute of one, "SIZES.M". A number, a text,
+        True, False or None becomes part of kernels, so it has to stay as it is. Raises AttributeError."""
+        value = self._value_of(text)
+        if isinstance(value, int | float | str | None):
+            self.values_read.setdefault(text, value)
+        return value
+
+    def check_values_read(self) -> None:
+        """Raises ChangedValueError if a value is no longer what it was when it was first read."""
+        for text, before in self.values_read.items():
+            if (now := self._value_of(text)) is not before and now != before:
+                raise ChangedValueError(
+                    f"{text} was {before!r} when {self.name} was first read, and is {now!r} now: its value is part of "
+                    f"kernels. Define {self.name} and its program in a function that takes {text}, or pass it as a "
+                    "tensor of the program",
+                    Site(self.file, self.first_line, f"def {self.node.name}"),
+                )
+
+    @cached_property
+    def with_called(self) -> tuple[TileFunction, ...]:
+        """The function, and the tile functions that it calls."""
+        own = (f for _, f in self.calls if f.function is not self.function)
+        return self, *(f for called in own for f in called.with_called)
 
     @cached_property
     def assigned(self) -> frozenset[str]:

@@ -30,6 +30,7 @@ from tilelink.language import (
     Function,
     Parameters,
     Recording,
+    TileFunction,
     Variant,
     check_lists,
     declarations,
@@ -85,6 +86,7 @@ class Program:
         self._bound: Kept[Any, TileProgram] = Kept(KEPT_SCHEDULES)
         self._variants: Kept[Variant, Program] = Kept(KEPT_SCHEDULES)
         self._variants.put(variant, self)
+        self._reading: dict[FunctionType, TileFunction] = {}
 
     @cached_property
     def declared(self) -> Parameters:
@@ -136,7 +138,7 @@ class Program:
         if made is None:
             wanted.check(self.name, self.declared, Site.of_user())
             made = Program(self.function, wanted)
-            made._variants = self._variants
+            made._variants, made._reading = self._variants, self._reading
             self._variants.put(wanted, made)
         return made
 
@@ -206,6 +208,7 @@ class Program:
         """The tile program of this schedule. `dtypes`: by parameter, or one for all tensors that declare none; the
         default of an output is the dtype of the first tensor. `absent`: parameters that are None, together with
         optional outputs without an entry in `dtypes`. Raises the errors of the frontend."""
+        self._check_values_read()
         absent |= self.on_demand & self.absent(dtypes)
         schedule = self.schedule(schedule, absent)
         given = dict(dtypes) if isinstance(dtypes, Mapping) else dict.fromkeys(self.of_any_dtype, dtypes)
@@ -219,6 +222,8 @@ class Program:
             except (ScheduleError, TileSizeError) as e:
                 raise e.because_of("the schedule", schedule.site) from None
             self._bound.put(key, bound)
+            functions = (f for launch in self.recorded(absent).launches for f in launch.function.with_called)
+            self._reading |= {f.function: f for f in functions if f.values_read}
         return bound if bound.schedule_site == schedule.site else replace(bound, schedule_site=schedule.site)
 
     @public
@@ -404,8 +409,9 @@ class Program:
         )
 
     def _call(self, tensors: tuple[Any, ...], schedule: Any, group: Any, options: Mapping[str, Any]) -> Call:
-        """Raises ScheduleError or ArgumentError if the schedule or the group has a wrong type."""
+        """Raises ScheduleError or ArgumentError if schedule or group have a wrong type, and ChangedValueError."""
         check_schedule(schedule)
+        self._check_values_read()
         if not hasattr(group, "call"):
             what = "missing" if group is None else f"of type {type(group).__name__}"
             meant = next((f" ({n}= is given{found})" for n in options if (found := similar(n, ["group"]))), "")
@@ -415,6 +421,10 @@ class Program:
                 Site.of_user(),
             )
         return Call.of(self, tensors, schedule, options)
+
+    def _check_values_read(self) -> None:
+        for function in self._reading.values():
+            function.check_values_read()
 
     def __repr__(self) -> str:
         return f"<program {self.name} of {self.file}>"

@@ -16,8 +16,9 @@ import torch
 
 from tilelink.analysis.check import Report, check_events, check_results, why_not_structural
 from tilelink.analysis.events import Events
+from tilelink.analysis.lanes import Refusal
 from tilelink.analysis.placement import shape_on
-from tilelink.analysis.unroll import BUDGET, check_budget, estimated, unroll
+from tilelink.analysis.unroll import BUDGET, check_budget, estimated, unroll, unrolled
 from tilelink.backend.cache import load
 from tilelink.backend.facts import LONGEST_CHUNK, Facts
 from tilelink.backend.host import Step, host_plan
@@ -63,7 +64,14 @@ class Prepared:
     @cached_property
     def events(self) -> Events:
         """The events of every worker of every rank, unrolled on demand. Raises the errors of unrolling."""
-        return unroll(self.program, self.sizes, sms=self.sms)
+        events, refused = self._unrolled
+        if refused:
+            raise refused[0].error
+        return events
+
+    @cached_property
+    def _unrolled(self) -> tuple[Events, list[Refusal]]:
+        return unrolled(self.program, self.sizes, sms=self.sms)
 
     @cached_property
     def every_engine(self) -> Events | None:
@@ -78,7 +86,7 @@ class Prepared:
     @cached_property
     def report(self) -> Report:
         """The findings of the check."""
-        return check_events(self.events)
+        return check_events(*self._unrolled)
 
     @property
     def stage_bytes(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from tilelink.analysis.check.device import residency, too_large
 from tilelink.analysis.check.findings import Finding, Report
@@ -17,7 +18,7 @@ from tilelink.analysis.check.signals import deadlocks, miscounts, repeated, unhe
 from tilelink.analysis.check.structure import why_not_structural
 from tilelink.analysis.check.synchronisation import Synchronisation, execute
 from tilelink.analysis.events import Events
-from tilelink.analysis.lanes import Tell, silent
+from tilelink.analysis.lanes import Refusal, Tell, silent
 from tilelink.analysis.unroll import BUDGET, DEFAULT_SMS, check_budget, estimated, unrolled
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.sizes import Sizes
@@ -59,14 +60,13 @@ def check(
         found += too_large(program, allotment, sizes, slot_bytes, stage)
         return _report(program, because, found, [left_out], 0, began)
     events, refused = unrolled(program, sizes, sms=sms, tell=tell)
-    if refused:
-        found = [*useless, *refusals(events, refused)]
-        return _report(program, "unrolling refuses it", found, [], len(events), began)
-    return check_events(events, useless, reserve=reserve, slot_bytes=slot_bytes, stage=stage, began=began, tell=tell)
+    given: dict[str, Any] = {"reserve": reserve, "slot_bytes": slot_bytes, "stage": stage, "began": began, "tell": tell}
+    return check_events(events, refused, useless, **given)
 
 
 def check_events(
     events: Events,
+    refused: Sequence[Refusal] = (),
     known: Sequence[Finding] = (),
     *,
     reserve: int = 0,
@@ -75,10 +75,14 @@ def check_events(
     began: float | None = None,
     tell: Tell = silent,
 ) -> Report:
-    """Checks events that are unrolled already. `known`: findings to add to the report. `began`: when the work on the
-    events began, by time.perf_counter."""
+    """Checks events that are unrolled already. `refused`: what unrolling refuses; the rest is then not checked.
+    `known`: findings to add to the report. `began`: when the work on the events began, by time.perf_counter."""
     began = time.perf_counter() if began is None else began
-    program, sync = events.program, Synchronisation(events)
+    program = events.program
+    if refused:
+        found = [*known, *refusals(events, refused)]
+        return _report(program, "unrolling refuses it", found, [], len(events), began)
+    sync = Synchronisation(events)
     found = [*known, *residency(program, events.allotment, events.sms, reserve)]
     found += too_large(program, events.allotment, events.sizes, slot_bytes, stage)
     found += [*miscounts(sync), *repeated(events)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tilelink import errors
@@ -39,7 +41,7 @@ KINDS: dict[type[errors.TileLinkError], tuple[str, str]] = {
 """The kind and the remedy of a finding, by the error of the unrolling."""
 
 
-def refusals(events: Events, refused: list[Refusal]) -> list[Finding]:
+def refusals(events: Events, refused: Sequence[Refusal]) -> list[Finding]:
     """The refusals of the unrolling as findings."""
     return [_unguarded(events, r.error) or _refusal(r) for r in refused]
 

@@ -206,8 +206,10 @@ class Calls(TritonCalls):
                           "Notify it there, after that line")
             if v not in self.stored:
                 did = ", ".join(str(s) for s in self.stored) or "nothing"
+                ended = [f"{s} in a loop or a branch that has ended ({at})" for s, at in self.stored_inside.items()]
+                parts = f", and {' and '.join(ended)}: notify that there" if ended else ""
                 self.fail(NotifyWithoutStoreError, node, f"notify of {v}, which this tile did not store here; it "
-                          f"stored {did} before. Notify what store and copy return ({ast.unparse(argument)})")
+                          f"stored {did} before{parts}. Notify what store and copy return ({ast.unparse(argument)})")
         self.emit(ir.Notify(self.function.site(node), tuple(views)))
         return Static(None)
 

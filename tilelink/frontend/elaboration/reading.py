@@ -91,7 +91,7 @@ class Expressions(Views):
         if node.id in self.env:
             return self.env[node.id]
         if node.id in self.names:
-            return self.static(self.names[node.id])
+            return self.static(self.function.read(node.id))
         if hasattr(builtins, node.id):
             return Static(getattr(builtins, node.id))
         if node.id in self.ended:
@@ -100,6 +100,12 @@ class Expressions(Views):
         known = ", ".join(sorted(n for n in self.env if n != self.function.parameters[0]))
         meant = similar(node.id, {**self.env, **self.names})
         self.fail(UndefinedNameError, node, f"{node.id} is not defined here; {self.function.name} knows {known}{meant}")
+
+    def is_outside(self, node: ast.expr) -> bool:
+        """Whether it is a name from outside of the function, or an attribute of one."""
+        if isinstance(node, ast.Attribute):
+            return self.is_outside(node.value)
+        return isinstance(node, ast.Name) and node.id not in self.env and node.id in self.names
 
     def of_Tuple(self, node: ast.Tuple | ast.List) -> Any:
         return tuple(self.value(e) for e in node.elts)
@@ -148,7 +154,8 @@ class Expressions(Views):
         if isinstance(owner, Static):
             self.not_left_out(node, owner)
             try:
-                return self.static(getattr(owner.value, name))
+                outside = self.is_outside(node)
+                return self.static(self.function.read(ast.unparse(node)) if outside else getattr(owner.value, name))
             except AttributeError:
                 triton = INSTEAD_OF_FUNCTIONS if owner.value in (tl, tl.math) else {}
                 meant = triton.get(name) or similar(name, dir(owner.value))

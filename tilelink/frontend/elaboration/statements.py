@@ -207,8 +207,7 @@ class Elaborator(Calls):
     def check_new(self, s: ast.For, *names: str) -> None:
         for n in names:
             if n in self.env:
-                self.fail(NotUnderstoodError, s, f"{n} is {self.text(self.env[n])} already: a loop's variable needs "
-                          "a new name")
+                self.fail(NotUnderstoodError, s, f"{n} is defined already: the variable of a loop needs a new name")
 
     def each(self, s: ast.For, call: ast.Call) -> None:
         """Reads the body for the members of lists, one after the other: it is unrolled, since lists are known here."""

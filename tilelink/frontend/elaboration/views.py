@@ -159,7 +159,8 @@ class Views(Source):
             self.fail(DimensionError, node, f"{tensor.name} has the dimensions {', '.join(tensor.dims)}, and no more")
         dim = tensor.dims[k]
         if dim == ir.RANKS_DIM:
-            self.fail(DimensionError, node, f"dimension {k} of {tensor.name} has an entry a rank: say which")
+            self.fail(DimensionError, node, f"dimension {k} of {tensor.name} has an entry a rank, and a view has one: "
+                      f"write for s in tk.ranks(): ... {tensor.name}[s, ...]")
         return ir.whole_range(dim)
 
     def narrow(self, node: ast.expr, view: ir.View, entries: list[ast.expr]) -> ir.View:
@@ -204,7 +205,8 @@ class Views(Source):
         if where.is_Integer and where < 0:
             self.fail(RankError, node, f".at({where}): there is no rank {where}; ranks go from 0 to tk.world() - 1")
         index = tuple(self.part(i.dim, where) if i is cut and isinstance(i, ir.Range) else i for i in view.index)
-        return replace(view, index=index, home=where, guard=None)  # the guard is for memory elsewhere
+        guard = view.guard if where == view.home else None  # what was waited for elsewhere says nothing here
+        return replace(view, index=index, home=where, guard=guard)
 
     def one_home(self, node: ast.AST, view: ir.View, what: str) -> None:
         if view.home is None:

@@ -29,7 +29,10 @@ def fold(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
         resource = binding.resource(launch)
         if isinstance(resource, Epilogue):
             producer = _producer(launch, resource, binding.schedule, made)
-            program, folded = in_tiles_of(producer, program, binding, launch)
+            try:
+                program, folded = in_tiles_of(producer, program, binding, launch)
+            except ScheduleError as e:
+                raise type(e)(f"{e.message}; tk.SMs gives it workers of its own", e.site) from None
             made[producer.name] = _with_epilogue(producer, folded, program)
         else:
             made[launch.function.name] = program.role(launch.function.name)
@@ -90,8 +93,7 @@ def in_tiles_of(
 
 
 def _refused(role: str, producer: ir.Role, why: str, site: Site) -> ScheduleError:
-    said = f"{role} can't be done in the epilogue of {producer.name}: {why}; tk.SMs gives it workers of its own"
-    return ScheduleError(said, site)
+    return ScheduleError(f"{role} can't be done in the epilogue of {producer.name}: {why}", site)
 
 
 def _with_epilogue(producer: ir.Role, folded: ir.Role, program: ir.TileProgram) -> ir.Role:

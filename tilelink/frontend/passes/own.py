@@ -35,8 +35,8 @@ def store_own(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
         try:
             program, folded = in_tiles_of(producer, program, binding, binding.launch(role.name))
         except ScheduleError as e:
-            why = f'{role.name} has own="stored", so {producer.name} would do that for what stays on a rank'
-            raise type(e)(f'{e.message}; {why}. Leave out own="stored"', e.site) from None
+            why = f'{role.name} has own="stored", so {producer.name} stores what stays on a rank in its epilogue'
+            raise type(e)(f'{why}; but {e.message}. Leave out own="stored"', e.site) from None
         _check(role, producer, folded, program)
         (maker,) = {v.home for v in role.awaited}
         others = copying_others(role, maker)  # first: it refuses a role in words of the role's own schedule
