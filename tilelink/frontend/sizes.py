@@ -198,10 +198,8 @@ def check_parts(program: TileProgram, sizes: Mapping[str, Any]) -> None:
     """Raises DimensionError for parts of a dimension that only buffers spread over the ranks: no call can give them."""
     for d, given in sizes.items():
         if isinstance(given, Sequence) and d in program.cut and d not in spread(program):
-            only = f"only buffers of {program.name} are cut along it, no input or output"
-            raise DimensionError(
-                f"{d} is not spread over the ranks: one size, not {tuple(given)}; {only}", Site.of_user()
-            )
+            why = f"only buffers of {program.name} are cut along {d}, evenly: give one size, not {tuple(given)}"
+            raise DimensionError(f"{why}; an input or output that is cut along it would take parts", Site.of_user())
 
 
 def _moved(tensor: Tensor, given: Any, world: int, dims: Mapping[str, int], site: Site) -> Integers:

@@ -136,7 +136,8 @@ class Expressions(Views):
                 return owner.home
             if name in ("load", "store", "at"):
                 return Static((owner, name))
-            self.fail(ViewError, node, f"a view has .load(), .store(), .at() and .home, not .{name}")
+            self.fail(ViewError, node, f"a view has .load(), .store(), .at() and .home, not .{name}; the tile has "
+                      "ranges (t.rows, t.M), and so have tensors (x.M)")
         if isinstance(owner, ir.Range) and name in ("start", "stop"):
             return getattr(owner, name)
         if isinstance(owner, Block):
