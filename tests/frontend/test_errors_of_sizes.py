@@ -63,7 +63,7 @@ DIMENSIONS = [
         "no entry of a rank",
         DimensionError,
         "inbox[:, t.rows].store(1.0)  # <-",
-        "dimension 0 of inbox has an entry a rank",
+        "dimension 0 of inbox has an entry for each rank",
     ),
     tile(
         "dot of a row", DimensionError, "a = tl.dot(out[t].load(), out[t.rows, 0].load())  # <-",
@@ -201,10 +201,16 @@ DIMENSIONS = [
         "use takes full, out; out is missing",
     ),
     pair(
+        "tensor in the middle",
+        ArgumentError,
+        {"def use(t, full, out)": "def use(t, full, bias, out)", LAUNCH_USE: f"{LAUNCH_USE}  # <-"},
+        "use takes full, bias, out; bias is missing",
+    ),
+    pair(
         "tile that is forgotten",
         ArgumentError,
         {"def gather(t, x, full)": "def gather(x, full)", LAUNCH_GATHER: f"{LAUNCH_GATHER}  # <-"},
-        "gather takes full; 2 given; the first parameter, x, is the tile: did you forget it, as in (t, x, ...)?",
+        "gather takes full; 2 given; did you forget t, the tile? It is the first parameter: def gather(t, x, ...)",
     ),
     pair(
         "role over a tensor",

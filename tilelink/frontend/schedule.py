@@ -348,7 +348,9 @@ def _check_walk(tile: Any, order: Any, site: Site) -> None:
         )
     for size in tile:
         if size is not None and not power_of_two(size):
-            raise TileSizeError(f"tile {tile}: {size!r} is not a power of two", site)
+            near = [1 << size.bit_length() - 1, 1 << size.bit_length()] if isinstance(size, int) and size > 0 else []
+            instead = f"; take {near[0]} or {near[1]}" if near else ""
+            raise TileSizeError(f"tile {tile}: {size!r} is not a power of two{instead}", site)
     check_order(order, site)
 
 

@@ -232,7 +232,11 @@ def executor_of(role: str, space: Space, resource: SMs | CopyEngine, ranks: tupl
         if space.sharded and "home" in ranks:
             return "home"
         if space.axes:
-            raise ScheduleError(f"{role}: who executes a tile? Write {' or '.join(f'at={n!r}' for n in ranks)}", site)
+            asked = f"{role}: who executes a tile? Write {' or '.join(f'at={n!r}' for n in ranks)}"
+            if not space.sharded:
+                asked += ", if that rank makes its own tiles; if every rank sends its tiles to all ranks, leave the "\
+                    "axis out of tk.tiles(...) and write .at(tk.ranks)"
+            raise ScheduleError(asked, site)
         return None
     if at not in ranks:
         known = f"it can be {' or '.join(map(repr, ranks))}" if ranks else "leave it out: every rank executes its tiles"

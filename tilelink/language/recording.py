@@ -119,10 +119,13 @@ class Recording:
         wanted, given = function.parameters[1:], len(arguments)
         needed = wanted[: len(wanted) - len(function.defaults)]
         if not len(needed) <= given <= len(wanted):
-            said = f"{given} given" if given > len(wanted) else f"{', '.join(needed[given:])} is missing"
+            named = {a.name for a in arguments if isinstance(a, TensorWord)}
+            absent = [n for n in needed if n not in named]
+            absent = absent if len(absent) == len(needed) - given else list(needed[given:])
+            said = f"{given} given" if given > len(wanted) else f"{', '.join(absent)} is missing"
             first = function.parameters[0]
             if given == len(function.parameters) and first != "t":
-                said += f"; the first parameter, {first}, is the tile: did you forget it, as in (t, {first}, ...)?"
+                said += f"; did you forget t, the tile? It is the first parameter: def {function.name}(t, {first}, ...)"
             raise ArgumentError(f"{function.name} takes {', '.join(wanted)}; {said}", site)
         arguments += function.defaults[len(function.defaults) - (len(wanted) - given) :]
         scheduled = function.name

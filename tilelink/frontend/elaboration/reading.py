@@ -136,8 +136,9 @@ class Expressions(Views):
                 return owner.home
             if name in ("load", "store", "at"):
                 return Static((owner, name))
+            meant = similar(name, ("load", "store", "at", "home"))
             self.fail(ViewError, node, f"a view has .load(), .store(), .at() and .home, not .{name}; the tile has "
-                      "ranges (t.rows, t.M), and so have tensors (x.M)")
+                      f"ranges (t.rows, t.M), and so have tensors (x.M){meant}")
         if isinstance(owner, ir.Range) and name in ("start", "stop"):
             return getattr(owner, name)
         if isinstance(owner, Block):

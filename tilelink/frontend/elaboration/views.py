@@ -159,8 +159,8 @@ class Views(Source):
             self.fail(DimensionError, node, f"{tensor.name} has the dimensions {', '.join(tensor.dims)}, and no more")
         dim = tensor.dims[k]
         if dim == ir.RANKS_DIM:
-            self.fail(DimensionError, node, f"dimension {k} of {tensor.name} has an entry a rank, and a view has one: "
-                      f"write for s in tk.ranks(): ... {tensor.name}[s, ...]")
+            self.fail(DimensionError, node, f"dimension {k} of {tensor.name} has an entry for each rank; a view takes "
+                      f"one of them, not `:`, as in for s in tk.ranks(): ... {tensor.name}[s, ...]")
         return ir.whole_range(dim)
 
     def narrow(self, node: ast.expr, view: ir.View, entries: list[ast.expr]) -> ir.View:
