@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tilelink as tk
+from tilelink.backend.targets import FORMS
 from tilelink.frontend.sizes import Sizes
+from tilelink.kernels.all_gather_gated_matmul import all_gather_gated_matmul
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
 
 
@@ -35,6 +39,29 @@ def test_products_of_8_bits_have_steps_of_32_or_more(k: int, step: int) -> None:
     fitted = all_gather_matmul.fit("push", world=2, dtypes="float8_e4m3fn", **sizes)
     assert fitted["matmul"].tile[2] == step
     all_gather_matmul.bound_at(fitted, world=2, sizes=sizes, dtypes="float8_e4m3fn")
+
+
+@tk.tile
+def multiply_at_once(t, x, weight, out):  # type: ignore[no-untyped-def]
+    out[t].store(tl.dot(x[t.rows, :].load(), weight[:, t.cols].load(), input_precision="ieee"))
+
+
+@tk.program
+def at_once(x: tk.Local("M", "K"), weight: tk.Local("K", "N"), out: tk.Local("M", "N")):  # type: ignore[no-untyped-def, valid-type]
+    multiply_at_once[tk.tiles(out)](x, weight, out)
+
+
+whole_steps = tk.Schedule(multiply_at_once=tk.SMs(tile=(128, 128), whole={"K": 32}))
+
+
+def test_exact_products_on_a_gpu_have_small_tiles() -> None:
+    """Half the step if a step has two products; also if a product stands outside of loops."""
+    sizes: dict[str, Any] = dict(M=512, N=512, K=512)
+    options: dict[str, Any] = {"world": 2, "dtypes": "float32", "target": FORMS["sm_90"]}
+    assert all_gather_matmul.fit("push", **options, **sizes)["matmul"].tile == (64, 64, 32)
+    gated = all_gather_gated_matmul.fit("push", **options, **sizes)
+    assert [r.tile for n, r in gated.items() if n != "gather"] == [(64, 64, 16)]
+    assert at_once.fit("whole_steps", **options, **sizes | {"K": 32})["multiply_at_once"].tile == (64, 64)
 
 
 def test_fit_keeps_whole_dimensions() -> None:

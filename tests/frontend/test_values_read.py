@@ -93,5 +93,8 @@ def test_functions_around_give_each_program_its_own(module: ModuleType) -> None:
 
 def test_an_equal_value_is_no_change(module: ModuleType) -> None:
     assert called(module.scale, module.whole) == 10
-    module.SCALE = 5.0
+    module.SCALE = int("5")
     assert called(module.scale, module.whole) == 10
+    module.SCALE = 5.0  # other kernels: integers times 5.0 are no integers
+    with pytest.raises(ChangedValueError, match=r"was 5 when scaled was first read, and is 5\.0 now"):
+        called(module.scale, module.whole)

@@ -126,7 +126,8 @@ class TileFunction:
     def check_values_read(self) -> None:
         """Raises ChangedValueError if a value is no longer what it was when it was first read."""
         for text, before in self.values_read.items():
-            if (now := self._value_of(text)) is not before and now != before:
+            now = self._value_of(text)
+            if (type(now), now) != (type(before), before):
                 raise ChangedValueError(
                     f"{text} was {before!r} when {self.name} was first read, and is {now!r} now: its value is part of "
                     f"kernels. Define {self.name} and its program in a function that takes {text}, or pass it as a "

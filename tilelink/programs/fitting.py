@@ -55,7 +55,7 @@ def _exact_products(program: TileProgram, role: Role) -> int:
     if not any({program.tensor(load.view.tensor).dtype for load in code.loads} == {"float32"} for code in dots):
         return 0
     loops = [sum(code in dots for s in walk(loop.body) for code in s.codes) for loop in every(For, role.body)]
-    return max(1, *loops)
+    return max([1, *loops])  # a product may stand outside of loops
 
 
 @kept()
